@@ -1,0 +1,175 @@
+"""Whole checkpoints in a bucket, in the Hugging Face layout: writing them and fetching them.
+
+An anchor's folder is named by its version and the hash of its manifest, and the manifest, written
+last, names every file with its size and SHA-256. Two writers therefore never touch each other's
+files, and a half-written anchor is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from thinwire.bucket import Bucket, Data, check_key, data_size, iter_data
+from thinwire.chain import upload
+from thinwire.checkpoint import INDEX, Checkpoint, asset_files, index_json, lay_out
+from thinwire.errors import CorruptPayload, InvalidKey, KeyNotFound, VersionGone
+from thinwire.log import keys
+from thinwire.log.commit import AnchorFile, Manifest, PayloadRef
+from thinwire.patch import Bits
+from thinwire.schema import Schema
+
+__all__ = ["Progress", "fetch_file", "fetch_manifest", "folder_files", "is_weights", "write_anchor"]
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being moved, bytes so far and bytes in all."""
+
+MAX_ASSET = 1 << 30
+"""Bytes of a single file beside the weights."""
+
+_MAX_HEADERS = 200_000_000
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of an anchor holds tensors."""
+    return name.endswith(".safetensors")
+
+
+def _sha256(data: Data) -> str:
+    digest = hashlib.sha256()
+    for piece in iter_data(data):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def write_anchor(
+    bucket: Bucket,
+    run: str,
+    version: int,
+    schema: Schema,
+    tensors: Sequence[Bits],
+    digest: str,
+    *,
+    assets: Path | None = None,
+    max_shard: int,
+    progress: Progress | None = None,
+) -> PayloadRef:
+    """Store a whole checkpoint; return the reference to its manifest.
+
+    Args:
+        tensors: per tensor ``(numel,)`` bits, in schema order; written without copies.
+        digest: their state digest.
+        assets: a folder whose config, tokenizer and generation files travel along.
+        max_shard: bytes of tensor data per file.
+
+    Raises:
+        InvalidCheckpoint: ``assets`` is not a folder.
+        InvalidKey: an asset's file name cannot be stored.
+        Bucket errors.
+    """
+    shards = lay_out(schema, max_shard=max_shard)
+    contents: dict[str, Data] = {
+        shard.name: [
+            memoryview(shard.head),
+            *(tensors[k].data.cast("B") for k in shard.ordinals if tensors[k].size),
+        ]
+        for shard in shards
+    }
+    if len(shards) > 1:
+        contents[INDEX] = index_json(schema, shards)
+    for path in asset_files(assets) if assets is not None else []:
+        contents[check_key(path.name)] = path
+    files = tuple(
+        AnchorFile(name, data_size(data), _sha256(data)) for name, data in sorted(contents.items())
+    )
+    manifest = Manifest(run, version, digest, files).encode()
+    sha256 = hashlib.sha256(manifest).hexdigest()
+    prefix = keys.anchor_prefix(version, sha256)
+    done, total = 0, sum(file.size for file in files)
+    for file in files:
+        upload(bucket, prefix + file.path, contents[file.path], file.size)
+        done += file.size
+        if progress is not None:
+            progress("upload anchor", done, total)
+    upload(bucket, prefix + keys.MANIFEST, manifest, len(manifest))
+    return PayloadRef(prefix + keys.MANIFEST, len(manifest), sha256)
+
+
+def fetch_manifest(bucket: Bucket, ref: PayloadRef, schema: Schema) -> Manifest:
+    """An anchor's manifest, checked against the reference and for plausibility.
+
+    Raises:
+        VersionGone: it is not there any more.
+        CorruptPayload: it is not what the reference says, or lists impossible files.
+    """
+    try:
+        data = bucket.get(ref.key)
+    except KeyNotFound:
+        raise VersionGone(f"the anchor {ref.key} is gone") from None
+    if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+        raise CorruptPayload(f"{ref.key} is not the manifest that its commit names")
+    manifest = Manifest.decode(data)
+    names = [file.path for file in manifest.files]
+    if len(set(names)) != len(names):
+        raise CorruptPayload(f"{ref.key} lists a file twice")
+    for file in manifest.files:
+        try:
+            check_key(file.path)
+        except InvalidKey as error:
+            raise CorruptPayload(f"{ref.key}: {error}") from None
+        if "/" in file.path or (not is_weights(file.path) and file.size > MAX_ASSET):
+            raise CorruptPayload(f"{ref.key} lists an impossible file: {file.path!r}")
+    weights = sum(file.size for file in manifest.files if is_weights(file.path))
+    if not schema.nbytes <= weights <= schema.nbytes + _MAX_HEADERS:
+        raise CorruptPayload(f"{ref.key}: {weights} bytes of weights do not fit the schema")
+    return manifest
+
+
+def fetch_file(bucket: Bucket, ref: PayloadRef, file: AnchorFile) -> Iterator[bytes]:
+    """One file of an anchor in pieces; the last one comes only after size and SHA-256 match.
+
+    Args:
+        ref: of the manifest that lists the file.
+
+    Raises:
+        VersionGone: the file is not there any more.
+        CorruptPayload: its bytes are not those the manifest names.
+    """
+    key = ref.key.removesuffix(keys.MANIFEST) + file.path
+    digest, seen, held = hashlib.sha256(), 0, b""
+    try:
+        for piece in bucket.stream(key):
+            seen += len(piece)
+            if seen > file.size:
+                raise CorruptPayload(f"{key} is longer than the {file.size} bytes it should have")
+            digest.update(piece)
+            if held:
+                yield held
+            held = piece
+    except KeyNotFound:
+        raise VersionGone(f"{key} is gone") from None
+    if seen != file.size or digest.hexdigest() != file.sha256:
+        raise CorruptPayload(f"{key} is not the file that its manifest names")
+    yield held
+
+
+def folder_files(
+    folder: Path,
+) -> tuple[list[AnchorFile], Callable[[AnchorFile], Iterator[bytes]]]:
+    """A local checkpoint folder in the place of an anchor: its files, and how to read them.
+
+    Raises:
+        InvalidCheckpoint: it is not a readable safetensors checkpoint.
+    """
+    names = [*Checkpoint.open(folder).headers, *(path.name for path in asset_files(folder))]
+    if (folder / INDEX).exists():
+        names.append(INDEX)
+    files = [
+        AnchorFile(name, (folder / name).stat().st_size, _sha256(folder / name)) for name in names
+    ]
+
+    def read(file: AnchorFile) -> Iterator[bytes]:
+        return (bytes(piece) for piece in iter_data(folder / file.path))
+
+    return files, read

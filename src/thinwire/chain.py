@@ -1,0 +1,145 @@
+"""A run's records in its bucket: reading them, finding the head, creating versions.
+
+The chain trusts nothing it reads: every record is checked against its own seal, every commit
+against its parent. A missing key is the only thing ever taken for "not there".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+
+from thinwire.bucket import Bucket, Data
+from thinwire.errors import (
+    AccessDenied,
+    AlreadyExists,
+    BucketUnavailable,
+    CorruptPayload,
+    HistoryRewritten,
+    KeyNotFound,
+    RunNotFound,
+)
+from thinwire.log import keys
+from thinwire.log.commit import Commit, RunInfo, Tip
+from thinwire.log.plan import find_head
+
+__all__ = ["Chain", "Outcome", "create_record", "upload"]
+
+_ATTEMPTS = 4
+_BACKOFF_S = 0.1
+
+
+class Outcome(enum.Enum):
+    """What became of a create-only write."""
+
+    COMMITTED = "committed"
+    LOST = "lost"
+    UNRESOLVED = "unresolved"
+
+
+def create_record(bucket: Bucket, key: str, data: bytes) -> Outcome:
+    """Create a record, and find out what really happened.
+
+    Clients and proxies retry on their own, so "already exists" may speak of our own bytes: the
+    stored record is read back and compared whole. When neither the write nor the read-back gets
+    through, the outcome is UNRESOLVED; calling again with the same bytes is safe.
+
+    Raises:
+        AccessDenied, BucketNotFound: refused before anything can have been written.
+    """
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_BACKOFF_S * 2 ** (attempt - 1))
+        try:
+            bucket.create(key, data)
+            return Outcome.COMMITTED
+        except (AlreadyExists, BucketUnavailable):
+            pass
+        except AccessDenied:
+            if attempt == 0:
+                raise
+            break
+        try:
+            return Outcome.COMMITTED if bucket.get(key) == data else Outcome.LOST
+        except (KeyNotFound, BucketUnavailable):
+            continue
+        except AccessDenied:
+            break
+    return Outcome.UNRESOLVED
+
+
+def upload(bucket: Bucket, key: str, data: Data, size: int) -> None:
+    """Store a content-named object and see that it is there with its size.
+
+    An object that is there already has this content: its name is its hash.
+
+    Raises:
+        CorruptPayload: the store holds another size under this key.
+        Bucket errors.
+    """
+    with contextlib.suppress(AlreadyExists):
+        bucket.create(key, data)
+    stored = bucket.head(key).size
+    if stored != size:
+        raise CorruptPayload(f"{key}: the store holds {stored} bytes of {size}")
+
+
+class Chain:
+    """The records of the run in one bucket."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+
+    def read_run(self) -> RunInfo:
+        """``run.json``.
+
+        Raises:
+            RunNotFound: the bucket answers that there is none.
+            CorruptPayload, UnsupportedFormat, and bucket errors.
+        """
+        try:
+            return RunInfo.decode(self.bucket.get(keys.RUN))
+        except KeyNotFound:
+            raise RunNotFound(f"{self.bucket.url} holds no run") from None
+
+    def exists(self, version: int) -> bool:
+        """Whether a version is committed. Bucket errors are raised, never read as "no"."""
+        try:
+            self.bucket.head(keys.commit_key(version))
+        except KeyNotFound:
+            return False
+        return True
+
+    def head(self, known: int | None = None) -> int | None:
+        """The newest version, or None; ``known`` is a version that exists."""
+        return find_head(self.exists, known)
+
+    def read(self, version: int) -> Commit:
+        """One commit, checked against its seal and its place, not against its parent.
+
+        Raises:
+            KeyNotFound: the version is not committed (yet).
+            CorruptPayload, UnsupportedFormat, and bucket errors.
+        """
+        commit = Commit.decode(self.bucket.get(keys.commit_key(version)))
+        if commit.version != version:
+            raise CorruptPayload(f"the commit of version {version} says {commit.version}")
+        return commit
+
+    def confirm(self, seen: Tip) -> None:
+        """Check that a record still reads back as it was.
+
+        A missing next version means "not yet" only while this holds.
+
+        Raises:
+            HistoryRewritten: the record is gone or different.
+            CorruptPayload, UnsupportedFormat, and bucket errors.
+        """
+        what = "the run" if seen.version < 0 else f"version {seen.version}"
+        try:
+            now = self.read_run().tip if seen.version < 0 else self.read(seen.version).tip
+        except (KeyNotFound, RunNotFound):
+            raise HistoryRewritten(f"{what} was there and is gone") from None
+        if now != seen:
+            raise HistoryRewritten(f"{what} is not what it was")

@@ -1,0 +1,426 @@
+"""The mirror on disk: a loadable checkpoint folder, its journal, its locks and its state file.
+
+::
+
+    mirror/
+      config.json tokenizer.json …           as the anchor had them
+      model.safetensors | model-0000i-of-…   the checkpoint, patched in place
+      .thinwire/
+        state.json     run, version, commit hash, digests, SHA-256s: as of the last checkpointing
+        journal        versions since then
+        writer         locked by the one process that writes
+        patching       locked exclusively while bits change, shared while they are copied out
+        incoming/      a checkpoint on its way in
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.checkpoint import INDEX, Checkpoint
+from thinwire.digest import TensorDigest, digest_tensors
+from thinwire.errors import (
+    CorruptPayload,
+    InvalidCheckpoint,
+    MirrorBusy,
+    MirrorCorrupt,
+    MirrorInUse,
+    Misuse,
+    ThinwireError,
+)
+from thinwire.journal import Entry, Journal, read_entries
+from thinwire.log.commit import AnchorFile, Commit, Tip
+from thinwire.log.records import open_record, seal_record
+from thinwire.mappings import mapped_elsewhere
+from thinwire.mirror import Fetch, Mirror, check_state, check_tensors, patch_all
+from thinwire.patch import Bits, Patch
+from thinwire.schema import Schema
+
+__all__ = ["CONTROL", "DiskMirror"]
+
+CONTROL = ".thinwire"
+_STATE, _JOURNAL, _WRITER, _PATCHING, _INCOMING = (
+    "state.json",
+    "journal",
+    "writer",
+    "patching",
+    "incoming",
+)
+
+JOURNAL_LIMIT = 256 << 20
+"""Bytes of journal after which the checkpoint files are fsynced and it is emptied."""
+
+
+class DiskMirror(Mirror):
+    """A mirror in a folder; this process is its writer until :meth:`close`.
+
+    Args:
+        folder: new or empty, or a mirror from before.
+        swap: write changed shards to new files and rename them into place, for folders that
+            other processes have mapped; slower, and twice the disk.
+        journal_limit: bytes of journal after which the files are fsynced.
+
+    Raises:
+        MirrorBusy: another process writes this mirror.
+        MirrorInUse: a process has its files mapped, and ``swap`` is off.
+        MirrorCorrupt: its files are not those of the version it claims to hold.
+        Misuse: the folder holds something else.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, swap: bool = False, journal_limit: int = JOURNAL_LIMIT
+    ) -> None:
+        self.folder = Path(folder)
+        self._control = self.folder / CONTROL
+        self._swap = swap
+        self._journal_limit = journal_limit
+        self._tensors: list[Bits] = []
+        self._files: list[dict[str, Any]] = []
+        self._journal: Journal | None = None
+        _claim(self.folder)
+        self._writer = _lock(self._control / _WRITER)
+        try:
+            if (self._control / _STATE).exists():
+                self._recover()
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def tensors(self) -> Sequence[Bits]:
+        return self._tensors
+
+    # --- taking in a checkpoint ---------------------------------------------------------
+
+    def load(
+        self, commit: Commit, schema: Schema, files: Sequence[AnchorFile], fetch: Fetch
+    ) -> None:
+        incoming = self._control / _INCOMING
+        shutil.rmtree(incoming, ignore_errors=True)
+        incoming.mkdir()
+        for file in files:
+            with (incoming / file.path).open("wb") as target:
+                for piece in fetch(file):
+                    target.write(piece)
+                target.flush()
+                os.fsync(target.fileno())
+        try:
+            checkpoint = Checkpoint.open(incoming)
+            found = {
+                e.name: e for header in checkpoint.headers.values() for e in header.entries.values()
+            }
+        except InvalidCheckpoint as error:
+            raise CorruptPayload(f"the anchor is not a checkpoint: {error}") from None
+        check_tensors(schema, found)
+        mapped = checkpoint.map()
+        digests = check_state(commit, schema, [mapped[spec.name] for spec in schema])
+        del mapped
+        with self._patching():
+            self._forget()
+            for file in files:
+                os.replace(incoming / file.path, self.folder / file.path)
+            _fsync_folder(self.folder)
+            self.held = commit.tip
+            self.schema, self.digests = schema, digests
+            self._files = [self._describe(file) for file in files]
+            self._open_files()
+            self._journal = Journal(self._control / _JOURNAL)
+            self._save_state()
+        incoming.rmdir()
+
+    def _forget(self) -> None:
+        """Remove the state, so that a crash from here on leaves an empty mirror, not a mixture."""
+        self.held = None
+        self._tensors = []
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        for name in (_STATE, _JOURNAL):
+            (self._control / name).unlink(missing_ok=True)
+            _fsync_folder(self._control)
+        for entry in self._files:
+            (self.folder / entry["path"]).unlink(missing_ok=True)
+        # what a crash in here left behind has no entry
+        for path in [self.folder / INDEX, *self.folder.glob("*.safetensors")]:
+            path.unlink(missing_ok=True)
+        self._files = []
+
+    def _describe(self, file: AnchorFile) -> dict[str, Any]:
+        """What lets a file be checked later: a shard by its header, any other as a whole."""
+        if not file.path.endswith(".safetensors"):
+            return {"path": file.path, "size": file.size, "sha256": file.sha256}
+        return {
+            "path": file.path,
+            "size": file.size,
+            "header_sha256": _header_hash(self.folder / file.path),
+        }
+
+    # --- moving on ----------------------------------------------------------------------
+
+    def apply(
+        self, commit: Commit, patches: Sequence[Patch], digests: Sequence[TensorDigest]
+    ) -> None:
+        if self.held is None or self._journal is None:
+            raise Misuse("the mirror holds nothing to patch")
+        changed = {patch.ordinal: digests[patch.ordinal] for patch in patches}
+        entry = Entry(commit.version, commit.hash, self.held.hash, changed, patches)
+        with self._patching():
+            self._refuse_mapped()
+            self._journal.append(entry)
+            self._write(patches)
+            self.digests = list(digests)
+            self.held = commit.tip
+            if self._journal.size > self._journal_limit:
+                self._checkpoint()
+
+    def _write(self, patches: Sequence[Patch]) -> None:
+        if not self._swap:
+            patch_all(self._tensors, patches)
+            return
+        where = {
+            entry.name: shard
+            for shard, header in self._checkpointed().headers.items()
+            for entry in header.entries.values()
+        }
+        shards = sorted({where[patch.name] for patch in patches})
+        staging = self._control / _INCOMING
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        for shard in shards:
+            shutil.copyfile(self.folder / shard, staging / shard)
+        parts = Checkpoint(
+            staging, {s: h for s, h in self._checkpointed().headers.items() if s in shards}
+        )
+        mapped = parts.map(write=True)
+        tensors = {p.ordinal: mapped[p.name] for p in patches}
+        patch_all([tensors.get(k, self._tensors[k]) for k in range(len(self._tensors))], patches)
+        del mapped, tensors
+        for shard in shards:
+            _fsync_file(staging / shard)
+            os.replace(staging / shard, self.folder / shard)
+        _fsync_folder(self.folder)
+        staging.rmdir()
+        self._open_files()
+
+    def _checkpointed(self) -> Checkpoint:
+        try:
+            return Checkpoint.open(self.folder)
+        except InvalidCheckpoint as error:
+            raise MirrorCorrupt(f"{self.folder}: {error}") from None
+
+    def _checkpoint(self) -> None:
+        """Files, then the state, then the journal: each durable before the next."""
+        for entry in self._files:
+            if "header_sha256" in entry:
+                _fsync_file(self.folder / entry["path"])
+        self._save_state()
+        if self._journal is not None:
+            self._journal.clear()
+
+    def _save_state(self) -> None:
+        if self.held is None:
+            raise Misuse("the mirror holds nothing to record")
+        body = {
+            "commit": self.held.hash,
+            "digests": [f"{d.lo:016x}{d.hi:016x}" for d in self.digests],
+            "files": self._files,
+            "run": self.held.run,
+            "schema": self.schema.to_json(),
+            "version": self.held.version,
+        }
+        temporary = self._control / f"{_STATE}.new"
+        with temporary.open("wb") as file:
+            file.write(seal_record("mirror", body))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._control / _STATE)
+        _fsync_folder(self._control)
+
+    # --- coming back --------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Open what a former process left: finish what its journal says, drop a torn tail."""
+        self._read_state()
+        with self._patching():
+            self._open_files()
+            data = (self._control / _JOURNAL).read_bytes() if self._has_journal() else b""
+            if data:
+                self._refuse_mapped()
+            sealed = list(read_entries(data, self.schema))
+            for entry, _ in sealed:
+                self._replay(entry)
+            self._journal = Journal(self._control / _JOURNAL)
+            if data:
+                # whatever is missing or damaged shows here, before anything is built on it
+                self._prove()
+                self._journal.clear(sealed[-1][1] if sealed else 0)
+                self._checkpoint()
+
+    def _has_journal(self) -> bool:
+        return (self._control / _JOURNAL).exists()
+
+    def _read_state(self) -> None:
+        path = self._control / _STATE
+        try:
+            body = open_record("mirror", path.read_bytes())
+            self.schema = Schema.from_json(body["schema"])
+            self.digests = [TensorDigest(int(d[:16], 16), int(d[16:], 16)) for d in body["digests"]]
+            self.held = Tip(body["run"], body["version"], body["commit"])
+            self._files = body["files"]
+        except (CorruptPayload, KeyError, TypeError, ValueError) as error:
+            raise MirrorCorrupt(f"{path}: {error}") from None
+
+    def _replay(self, entry: Entry) -> None:
+        if self.held is None or entry.version <= self.held.version:
+            return  # written down before the journal was emptied
+        if entry.version != self.held.version + 1 or entry.parent != self.held.hash:
+            raise MirrorCorrupt(f"the journal's version {entry.version} does not follow")
+        self._write(entry.patches)
+        for ordinal, digest in entry.digests.items():
+            self.digests[ordinal] = digest
+        self.held = Tip(self.held.run, entry.version, entry.commit)
+
+    def _prove(self) -> None:
+        found = digest_tensors(self._tensors)
+        for spec, want, have in zip(self.schema, self.digests, found):
+            if want != have:
+                raise MirrorCorrupt(
+                    f"{self.folder}: {spec.name} is not what the mirror should hold"
+                )
+
+    def verify(self) -> None:
+        """Check every byte of the folder: weights, headers, and the files beside them.
+
+        Raises:
+            DigestMismatch, MirrorCorrupt: naming what is not as it should be.
+        """
+        for entry in self._files:
+            path = self.folder / entry["path"]
+            try:
+                size = path.stat().st_size
+                have = _header_hash(path) if "header_sha256" in entry else _file_hash(path)
+            except (OSError, ThinwireError) as error:
+                raise MirrorCorrupt(f"{path}: {error}") from None
+            if size != entry["size"] or have != entry.get("header_sha256", entry.get("sha256")):
+                raise MirrorCorrupt(f"{path} is not the file that was pulled")
+        self.rescan()
+
+    # --- files and locks ----------------------------------------------------------------
+
+    def _open_files(self) -> None:
+        checkpoint = self._checkpointed()
+        names = {entry["path"] for entry in self._files}
+        if not set(checkpoint.headers) <= names:
+            raise MirrorCorrupt(f"{self.folder}: its shards are not those that were pulled")
+        try:
+            check_tensors(
+                self.schema,
+                {e.name: e for h in checkpoint.headers.values() for e in h.entries.values()},
+            )
+            mapped = checkpoint.map(write=not self._swap)
+        except (InvalidCheckpoint, ThinwireError) as error:
+            raise MirrorCorrupt(f"{self.folder}: {error}") from None
+        self._tensors = [mapped[spec.name] for spec in self.schema]
+
+    def _refuse_mapped(self) -> None:
+        if self._swap:
+            return
+        shards = [self.folder / e["path"] for e in self._files if "header_sha256" in e]
+        pids = mapped_elsewhere(shards)
+        if pids:
+            raise MirrorInUse(f"{self.folder} is mapped by process {', '.join(map(str, pids))}")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        with _locked(self._control / _PATCHING, fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def _patching(self) -> Iterator[None]:
+        with _locked(self._control / _PATCHING, fcntl.LOCK_EX):
+            yield
+
+    def close(self) -> None:
+        if self._writer < 0:
+            return
+        try:
+            if self._journal is not None and self._journal.size:
+                with self._patching():
+                    self._checkpoint()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._tensors = []
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        os.close(self._writer)
+        self._writer = -1
+
+
+def _claim(folder: Path) -> None:
+    """Make the folder a mirror's, unless it holds something else."""
+    if folder.exists() and not folder.is_dir():
+        raise Misuse(f"{folder} is not a folder")
+    control = folder / CONTROL
+    if not control.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise Misuse(
+                f"{folder} is not empty and is not a mirror", hint="pull into a new folder"
+            )
+        control.mkdir(parents=True)
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise MirrorBusy(f"another process writes the mirror {path.parent.parent}") from None
+    return descriptor
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _fsync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _header_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        return hashlib.sha256(prefix + file.read(int.from_bytes(prefix, "little"))).hexdigest()

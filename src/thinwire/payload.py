@@ -1,0 +1,61 @@
+"""Deltas on their way in: fetched, checked against the commit that names them, decoded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from thinwire import codec
+from thinwire.bucket import Bucket
+from thinwire.errors import CorruptPayload, KeyNotFound, VersionGone
+from thinwire.log import keys
+from thinwire.log.commit import PayloadRef
+from thinwire.patch import Patch
+from thinwire.schema import Schema
+
+__all__ = ["decode_payloads", "fetch_payload", "payload_limit"]
+
+_OVERHEAD = 200_000_000
+
+
+def payload_limit(schema: Schema) -> int:
+    """Bytes that no payload of a run can exceed: every element with a 64-bit index, and headers."""
+    return schema.nbytes + 8 * schema.numel + _OVERHEAD
+
+
+def fetch_payload(bucket: Bucket, ref: PayloadRef, version: int, limit: int) -> bytearray:
+    """A delta's bytes, checked against the commit that names it.
+
+    Args:
+        limit: bytes that no payload of this run can exceed.
+
+    Raises:
+        VersionGone: it is not there any more.
+        CorruptPayload: it is not what the commit names.
+    """
+    if keys.delta_version(ref.key) != version or ref.size > limit:
+        raise CorruptPayload(f"version {version} names an impossible payload: {ref.key!r}")
+    data = bytearray()
+    try:
+        for piece in bucket.stream(ref.key):
+            if len(data) + len(piece) > ref.size:
+                raise CorruptPayload(f"{ref.key} is longer than the {ref.size} bytes it should be")
+            data += piece
+    except KeyNotFound:
+        raise VersionGone(f"the payload of version {version} is gone: {ref.key}") from None
+    if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+        raise CorruptPayload(f"{ref.key} is not the payload that version {version} names")
+    return data
+
+
+def decode_payloads(payloads: Sequence[bytearray], schema: Schema) -> list[Patch]:
+    """The patches of a version's payloads, checked, in schema order.
+
+    Raises:
+        CorruptPayload, UnsupportedFormat
+    """
+    patches = [p for data in payloads for p in codec.decode(memoryview(data).toreadonly(), schema)]
+    ordinals = [patch.ordinal for patch in patches]
+    if len(set(ordinals)) != len(ordinals):
+        raise CorruptPayload("two payloads of one version change the same tensor")
+    return sorted(patches, key=lambda patch: patch.ordinal)

@@ -1,0 +1,408 @@
+"""The side that writes: diffs a trainer's weights against the last committed bits and ships them.
+
+The baseline moves only when a commit is known to exist. Until then the trainer may train on, but
+the next publish waits (or is skipped); a failed one is carried by the next, since its changes are
+still changes against the baseline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from thinwire import codec as codecs
+from thinwire.anchor import Progress, write_anchor
+from thinwire.bucket import Bucket
+from thinwire.chain import Chain, Outcome, create_record, upload
+from thinwire.checkpoint import MAX_SHARD
+from thinwire.diff import copy_out, diff
+from thinwire.digest import TensorDigest, digest_change, digest_tensors, state_digest
+from thinwire.errors import (
+    BucketNotFound,
+    CommitUnresolved,
+    Misuse,
+    PublishFailed,
+    RunExists,
+    RunNotFound,
+    ThinwireError,
+    WriterConflict,
+)
+from thinwire.log import keys
+from thinwire.log.commit import Commit, PayloadRef, RunInfo, Tip, new_nonce
+from thinwire.mirror import MemoryMirror, patch_all
+from thinwire.patch import Bits, Patch
+from thinwire.receipt import PublishStats, Receipt, Shipped
+from thinwire.replica import Replica
+from thinwire.schema import Schema
+from thinwire.weights import ServingDtype, Source, Weights
+from thinwire.workers import parallel_map
+
+__all__ = ["Publisher"]
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A commit whose bytes may or may not be in the bucket, and what it would change here."""
+
+    commit: Commit
+    patches: Sequence[Patch]
+    digests: list[TensorDigest]
+
+
+class Publisher:
+    """Writes one run.
+
+    Args:
+        bucket: where the run is or will be.
+        source: the weights: a module, a state dict, or (name, tensor) pairs. A new run starts
+            with them as version 0; of an existing run they must have the schema.
+        assets: folder whose config and tokenizer files travel with version 0.
+        dtype: serving dtype of a new run, see :meth:`thinwire.weights.Weights.of`; an existing
+            run keeps its own.
+        resume: ``"auto"`` continues a run or starts one, ``"require"`` and ``"new"`` insist.
+        fence: on taking over a run, commit an empty version at once, so that a paused former
+            writer loses from now on rather than from the first publish on.
+        busy: what publish() does while one is in flight: ``"wait"`` or ``"skip"``.
+        codec: how deltas are written.
+        base: name of a checkpoint that replicas have already; its weights are not uploaded.
+        cache: a mirror folder kept for faster resuming.
+        threads: for diff and digests; default one per core.
+        max_shard: bytes of tensors per file of version 0.
+        progress: told about long transfers.
+
+    Raises:
+        RunExists, RunNotFound: ``resume`` insists on the other.
+        SchemaMismatch, UnsupportedDtype, Misuse: the source does not fit.
+        WriterConflict: another writer starts or takes over the run at this moment.
+        CommitUnresolved: it cannot be learned whether the run was created; try again.
+        Bucket errors.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        source: Source,
+        *,
+        assets: str | Path | None = None,
+        dtype: ServingDtype = None,
+        resume: Literal["auto", "require", "new"] = "auto",
+        fence: bool = True,
+        busy: Literal["wait", "skip"] = "wait",
+        codec: str = "raw",
+        base: str = "",
+        cache: str | Path | None = None,
+        threads: int | None = None,
+        max_shard: int = MAX_SHARD,
+        progress: Progress | None = None,
+    ) -> None:
+        _one_of("resume", resume, ("auto", "require", "new"))
+        _one_of("busy", busy, ("wait", "skip"))
+        _one_of("codec", codec, tuple(codecs.CODECS))
+        self._chain = Chain(bucket)
+        self._bucket = bucket
+        self._busy, self._codec, self._threads = busy, codec, threads
+        self._progress = progress
+        self._writer = new_nonce()
+        self._lock = threading.Lock()
+        self._worker: ThreadPoolExecutor | None = None
+        self._flying: Future[Shipped] | None = None
+        self._pending: _Pending | None = None
+        self._failure: BaseException | None = None
+        self._conflict: WriterConflict | None = None
+        self._closed = False
+        self._baseline: list[Bits] = []
+        self._digests: list[TensorDigest] = []
+        self._run, weights, created = self._open_run(source, dtype, resume, base)
+        self._tip: Tip = self._run.tip
+        self._full_bytes, self._elements = self.schema.nbytes, self.schema.numel
+        head = None if created else self._chain.head()
+        self.started_run = head is None
+        if head is None:
+            self._publish_first(weights, assets, max_shard)
+        else:
+            self._catch_up(cache)
+            if fence:
+                self._commit_now(_Pending(self._next_commit([], [], None), [], self._digests))
+
+    @property
+    def schema(self) -> Schema:
+        """The run's tensors and ties."""
+        return self._run.schema
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self._run.run
+
+    @property
+    def version(self) -> int:
+        """The last version known to be committed."""
+        return self._tip.version
+
+    # --- starting -----------------------------------------------------------------------
+
+    def _open_run(
+        self, source: Source, dtype: ServingDtype, resume: str, base: str
+    ) -> tuple[RunInfo, Weights, bool]:
+        """The run that exists or a new one, the weights under its schema, and whether it is new."""
+        try:
+            run = self._chain.read_run()
+        except (RunNotFound, BucketNotFound):
+            # a store that makes its bucket on the first write starts a run; others refuse below
+            if resume == "require":
+                raise
+        else:
+            if resume == "new":
+                raise RunExists(f"{self._bucket.url} already holds run {run.run}")
+            return run, Weights.matching(source, run.schema), False
+        weights = Weights.of(source, dtype=dtype)
+        run = RunInfo(new_nonce(), self._writer, weights.schema, base, _now_ms())
+        outcome = create_record(self._bucket, keys.RUN, run.encode())
+        if outcome is Outcome.LOST:
+            raise WriterConflict(f"another writer has just started a run in {self._bucket.url}")
+        if outcome is Outcome.UNRESOLVED:
+            raise CommitUnresolved("it is not known whether the run was created")
+        return run, weights, True
+
+    def _publish_first(self, weights: Weights, assets: str | Path | None, max_shard: int) -> None:
+        self._baseline = copy_out(weights, threads=self._threads)
+        self._digests = digest_tensors(self._baseline, threads=self._threads)
+        payloads = []
+        if not self._run.base:
+            payloads.append(
+                write_anchor(
+                    self._bucket,
+                    self._run.run,
+                    0,
+                    self.schema,
+                    self._baseline,
+                    state_digest(self.schema, self._digests),
+                    assets=None if assets is None else Path(assets),
+                    max_shard=max_shard,
+                    progress=self._progress,
+                )
+            )
+        self._commit_now(_Pending(self._next_commit(payloads, [], None), [], self._digests))
+
+    def _catch_up(self, cache: str | Path | None) -> None:
+        """The last committed bits, from the cache where it can be proved, and from the bucket."""
+        mirror = MemoryMirror()
+        if cache is None:
+            for _ in Replica(self._bucket, mirror, progress=self._progress).catch_up():
+                pass
+            self._baseline = list(mirror.tensors)
+            held, self._digests = mirror.held, mirror.digests
+        else:
+            with Replica(self._bucket, cache, progress=self._progress) as replica:
+                for _ in replica.catch_up():
+                    pass
+                replica.mirror.rescan()
+                self._baseline = [bits.copy() for bits in replica.mirror.tensors]
+                held, self._digests = replica.mirror.held, replica.mirror.digests
+        if held is None:
+            raise RunNotFound(f"{self._bucket.url}: the run has no version yet")
+        self._tip = held
+
+    # --- publishing ---------------------------------------------------------------------
+
+    def publish(self, source: Source, *, step: int | None = None) -> Receipt:
+        """Ship what changed since the last committed version.
+
+        Blocks for diff and copy-out only; the trainer may change its weights as soon as this
+        returns. At most one publish is in flight.
+
+        Args:
+            source: the same weights as at the start, in whatever form.
+            step: the trainer's optimizer step, kept in the commit.
+
+        Raises:
+            SchemaMismatch: a name, shape, dtype or tie changed; nothing was uploaded.
+            WriterConflict: another writer has taken the run over; this one is finished.
+            PublishFailed: the publisher is closed.
+            CommitUnresolved: an earlier commit's outcome still cannot be learned.
+            An earlier publish's error that nobody has asked its receipt for.
+        """
+        with self._lock:
+            self._require_usable()
+            flying = self._flying
+            if flying is not None and not flying.done():
+                if self._busy == "skip":
+                    return Receipt(None, None)
+                flying.exception()  # wait; what it failed with is raised below
+            self._raise_failure()
+            self._settle()
+            started = time.perf_counter()
+            weights = Weights.matching(source, self.schema)
+            patches = diff(self._baseline, weights, threads=self._threads)
+            seconds = time.perf_counter() - started
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="thinwire-publish")
+            version = self.version + 1
+            future = self._worker.submit(self._ship, patches, step, seconds)
+            self._flying = future
+            return Receipt(version, future, self._seen)
+
+    def _ship(self, patches: list[Patch], step: int | None, diff_s: float) -> Shipped:
+        try:
+            return self._shipped(patches, step, diff_s)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _shipped(self, patches: list[Patch], step: int | None, diff_s: float) -> Shipped:
+        started = time.perf_counter()
+        digests = list(self._digests)
+        changes = parallel_map(
+            lambda p: digest_change(self._baseline[p.ordinal], p), patches, threads=self._threads
+        )
+        for patch, change in zip(patches, changes):
+            digests[patch.ordinal] += change
+        refs, buffers = self._encode(patches)
+        encoded = time.perf_counter()
+        for ref in refs:
+            upload(self._bucket, ref.key, buffers, ref.size)
+        del buffers
+        uploaded = time.perf_counter()
+        commit = self._next_commit(refs, patches, step, digests)
+        self._commit_now(_Pending(commit, patches, digests))
+        stats = PublishStats(
+            changed=commit.changed,
+            elements=self._elements,
+            tensors=commit.tensors,
+            payload_bytes=commit.payload_bytes,
+            full_bytes=self._full_bytes,
+            diff_s=diff_s,
+            encode_s=encoded - started,
+            upload_s=uploaded - encoded,
+            commit_s=time.perf_counter() - uploaded,
+        )
+        return Shipped(commit, stats)
+
+    def _encode(self, patches: list[Patch]) -> tuple[list[PayloadRef], list[memoryview]]:
+        if not patches:
+            return [], []
+        version = self.version + 1
+        metadata = {"run": self.run, "version": str(version), "base": str(self.version)}
+        buffers = codecs.encode(patches, codec=self._codec, metadata=metadata)
+        digest = hashlib.sha256()
+        for buffer in buffers:
+            digest.update(buffer)
+        sha256 = digest.hexdigest()
+        size = sum(buffer.nbytes for buffer in buffers)
+        return [PayloadRef(keys.delta_key(version, sha256), size, sha256)], buffers
+
+    def _next_commit(
+        self,
+        payloads: Sequence[PayloadRef],
+        patches: Sequence[Patch],
+        step: int | None,
+        digests: Sequence[TensorDigest] | None = None,
+    ) -> Commit:
+        first = self._tip.version < 0
+        return Commit(
+            run=self.run,
+            version=self._tip.version + 1,
+            parent=self._tip.hash,
+            writer=self._writer,
+            payloads=tuple(payloads),
+            digest=state_digest(self.schema, self._digests if digests is None else digests),
+            changed=self._elements if first else sum(map(len, patches)),
+            tensors=len(self.schema) if first else len(patches),
+            step=step,
+            time_ms=_now_ms(),
+            codec=self._codec if patches else "",
+        )
+
+    # --- committing ---------------------------------------------------------------------
+
+    def _commit_now(self, pending: _Pending) -> None:
+        """Create the commit; move the baseline if, and only if, it exists."""
+        self._pending = pending  # from here on the outcome is open until it is known
+        commit = pending.commit
+        outcome = create_record(self._bucket, keys.commit_key(commit.version), commit.encode())
+        if outcome is Outcome.UNRESOLVED:
+            raise CommitUnresolved(f"it is not known whether version {commit.version} exists")
+        self._pending = None
+        if outcome is Outcome.LOST:
+            self._conflict = WriterConflict(
+                f"another writer committed version {commit.version} of run {self.run}"
+            )
+            raise self._conflict
+        patch_all(self._baseline, pending.patches)
+        self._digests = pending.digests
+        self._tip = commit.tip
+
+    def _settle(self) -> None:
+        """Find out what became of a commit whose outcome was left open."""
+        if self._pending is not None:
+            self._commit_now(self._pending)
+
+    def _seen(self, error: BaseException) -> None:
+        """The receipt has raised this error: publish() need not raise it again."""
+        if self._failure is error:
+            self._failure = None
+
+    def _raise_failure(self) -> None:
+        """Raise what a background publish failed with, once; an open commit is settled instead."""
+        failure, self._failure, self._flying = self._failure, None, None
+        if failure is not None and not isinstance(failure, CommitUnresolved):
+            raise failure
+
+    def _require_usable(self) -> None:
+        if self._closed:
+            raise PublishFailed("the publisher is closed")
+        if self._conflict is not None:
+            raise self._conflict
+
+    # --- ending -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the publish in flight and settle an open commit.
+
+        Raises:
+            The error of a publish that failed and was not looked at.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._worker is not None:
+                self._worker.shutdown(wait=True)
+            if self._conflict is None:
+                self._raise_failure()
+                self._settle()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # the body's own error is what the caller must see
+        try:
+            self.close()
+        except ThinwireError as closing:
+            if hasattr(error, "add_note"):
+                error.add_note(f"closing the publisher failed as well: {closing}")
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise Misuse(f"{what}={value!r}", hint=f"one of {', '.join(map(repr, allowed))}")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

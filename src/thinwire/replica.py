@@ -1,0 +1,360 @@
+"""The side that converges: follows a run through its bucket and keeps a verified mirror.
+
+Every payload is checked (size, SHA-256, schema, positions) and the state digest that it would
+lead to is compared with the commit's before a byte of the mirror changes. What cannot be verified
+is refused, and the mirror stays at the version it holds.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from thinwire.anchor import Progress, fetch_file, fetch_manifest, folder_files
+from thinwire.bucket import Bucket
+from thinwire.chain import Chain
+from thinwire.digest import TensorDigest, digest_change, state_digest
+from thinwire.disk import DiskMirror
+from thinwire.errors import (
+    CorruptPayload,
+    DigestMismatch,
+    HistoryRewritten,
+    KeyNotFound,
+    Misuse,
+    Retryable,
+    RunChanged,
+    RunNotFound,
+)
+from thinwire.log import keys
+from thinwire.log.commit import AnchorFile, Commit, RunInfo, Tip
+from thinwire.log.plan import check_child, plan
+from thinwire.mirror import Mirror
+from thinwire.patch import Patch
+from thinwire.payload import decode_payloads, fetch_payload, payload_limit
+from thinwire.schema import Schema
+
+__all__ = ["Replica", "Update", "UpdateStats"]
+
+_CONFIRM_EVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """Where the time of one version went, and what it moved.
+
+    Attributes:
+        payload_bytes: bytes of payloads (or of the anchor) fetched.
+        changed: elements changed.
+        fetch_s, decode_s, verify_s, patch_s: seconds; fetching overlaps with the rest when
+            several versions are caught up with.
+    """
+
+    payload_bytes: int = 0
+    changed: int = 0
+    fetch_s: float = 0.0
+    decode_s: float = 0.0
+    verify_s: float = 0.0
+    patch_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """A version that the mirror now holds.
+
+    Attributes:
+        version: the new version.
+        patches: what changed since the version before, in schema order; None when the mirror was
+            loaded from a whole checkpoint: reload from the mirror then.
+        commit: the version's commit.
+        stats: bytes and seconds.
+    """
+
+    version: int
+    patches: tuple[Patch, ...] | None
+    commit: Commit
+    stats: UpdateStats
+
+
+class Replica:
+    """Follows one run.
+
+    Args:
+        bucket: where the run is.
+        mirror: a folder (:class:`~thinwire.disk.DiskMirror`) or any mirror; the replica closes a
+            mirror that it opened.
+        adopt: accept that the prefix now holds another run than the mirror does, and start over
+            with it.
+        base: a folder with version 0's weights, for runs whose bucket does not hold them.
+        ahead: versions fetched ahead while one is verified and applied.
+        progress: told about long transfers.
+
+    Raises:
+        Misuse, MirrorBusy, MirrorInUse, MirrorCorrupt: as for the mirror.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        mirror: str | Path | Mirror,
+        *,
+        adopt: bool = False,
+        base: str | Path | None = None,
+        ahead: int = 2,
+        progress: Progress | None = None,
+    ) -> None:
+        self.chain = Chain(bucket)
+        self._adopt = adopt
+        self._base = None if base is None else Path(base)
+        self._ahead = max(1, ahead)
+        self._progress = progress
+        self._run: RunInfo | None = None
+        self._owned = not isinstance(mirror, Mirror)
+        self.mirror = mirror if isinstance(mirror, Mirror) else DiskMirror(mirror)
+
+    @property
+    def version(self) -> int | None:
+        """The version that the mirror holds."""
+        return self.mirror.held.version if self.mirror.held else None
+
+    @property
+    def schema(self) -> Schema:
+        """The run's tensors.
+
+        Raises:
+            Misuse: nothing has been pulled yet.
+        """
+        if self.mirror.held is None:
+            raise Misuse("the replica has not pulled a version yet")
+        return self.mirror.schema
+
+    def sync(self, target: int | None = None) -> list[Update]:
+        """Catch up with the newest version, or with ``target``; return every step made.
+
+        Raises:
+            RunNotFound: the bucket holds no run, or no version of it yet.
+            RunChanged, RollbackRefused, HistoryRewritten: the bucket is not what it was.
+            CorruptPayload, DigestMismatch, VersionGone: a version that cannot be verified or had.
+            Misuse: ``target`` is not committed.
+            Mirror and bucket errors.
+        """
+        return list(self.catch_up(target))
+
+    def catch_up(self, target: int | None = None) -> Iterator[Update]:
+        """Like :meth:`sync`, one version at a time: patches can be used and dropped."""
+        run = self._known_run()
+        tip = self._tip(run)
+        known = None if tip is None else tip.version
+        head = self.chain.head(known)
+        if head is None:
+            raise RunNotFound(f"{self.chain.bucket.url}: the run has no version yet")
+        if target is not None and target > head:
+            raise Misuse(f"version {target} is not committed yet: the newest is {head}")
+        if tip is not None and head == tip.version:
+            self.chain.confirm(tip)
+        path = plan(known, head if target is None else target, [0])
+        if path.anchor is not None:
+            yield self._load_first(run)
+        yield from self._deltas(run.schema, path.deltas)
+
+    def follow(
+        self,
+        *,
+        poll: float = 1.0,
+        until: int | None = None,
+        stop: threading.Event | None = None,
+        patience: float = 60.0,
+    ) -> Iterator[Update]:
+        """Yield every version as it appears, starting with what is there already.
+
+        Waits for a run, or for its first version, that does not exist yet.
+
+        Args:
+            poll: seconds between looks.
+            until: end after this version.
+            stop: end when it is set.
+            patience: seconds of :class:`~thinwire.errors.Retryable` errors to bear in a row
+                before they are raised.
+
+        Raises:
+            As for :meth:`sync`.
+        """
+        stop = stop or threading.Event()
+        trouble_since: float | None = None
+        confirmed = 0.0
+        while not stop.is_set():
+            try:
+                if self._something_new(time.monotonic() - confirmed > _CONFIRM_EVERY_S):
+                    for update in self.catch_up():
+                        yield update
+                        if stop.is_set() or (until is not None and update.version >= until):
+                            return
+                    confirmed = time.monotonic()
+                elif time.monotonic() - confirmed > _CONFIRM_EVERY_S:
+                    confirmed = time.monotonic()
+                trouble_since = None
+            except Retryable:
+                trouble_since = trouble_since or time.monotonic()
+                if time.monotonic() - trouble_since > patience:
+                    raise
+            if until is not None and self.version is not None and self.version >= until:
+                return
+            stop.wait(poll)
+
+    def _something_new(self, confirm: bool) -> bool:
+        """One cheap question per poll; now and then, whether history still stands."""
+        try:
+            run = self._known_run()
+        except RunNotFound:
+            return False
+        tip = self._tip(run) or run.tip
+        if self.chain.exists(tip.version + 1):
+            return True
+        if confirm:
+            self.chain.confirm(tip)
+        return False
+
+    def _known_run(self) -> RunInfo:
+        if self._run is None:
+            run = self.chain.read_run()
+            held = self.mirror.held
+            if held is not None and held.run != run.run and not self._adopt:
+                raise RunChanged(f"the mirror follows run {held.run}, the bucket holds {run.run}")
+            self._run = run
+        return self._run
+
+    def _tip(self, run: RunInfo) -> Tip | None:
+        held = self.mirror.held
+        return held if held is not None and held.run == run.run else None
+
+    # --- version 0 ----------------------------------------------------------------------
+
+    def _load_first(self, run: RunInfo) -> Update:
+        started = time.perf_counter()
+        commit = self._read(0)
+        check_child(commit, run.tip)
+        files, fetch = self._first_files(run, commit)
+        self.mirror.load(commit, run.schema, files, fetch)
+        size = sum(file.size for file in files)
+        stats = UpdateStats(size, run.schema.numel, fetch_s=time.perf_counter() - started)
+        return Update(0, None, commit, stats)
+
+    def _first_files(
+        self, run: RunInfo, commit: Commit
+    ) -> tuple[Sequence[AnchorFile], Callable[[AnchorFile], Iterator[bytes]]]:
+        if not commit.payloads:
+            if self._base is None:
+                raise Misuse(
+                    f"version 0 is not in the bucket: it is {run.base!r}",
+                    hint="get that checkpoint and pass its folder as base",
+                )
+            return folder_files(self._base)
+        ref = commit.payloads[0]
+        if len(commit.payloads) != 1 or keys.anchor_version(ref.key) != 0:
+            raise CorruptPayload(f"version 0 names {ref.key!r} where its anchor should be")
+        bucket = self.chain.bucket
+        manifest = fetch_manifest(bucket, ref, run.schema)
+        if (manifest.run, manifest.version, manifest.digest) != (run.run, 0, commit.digest):
+            raise CorruptPayload(f"{ref.key} is the anchor of something else")
+        total = sum(file.size for file in manifest.files)
+        done = 0
+
+        def fetch(file: AnchorFile) -> Iterator[bytes]:
+            nonlocal done
+            for piece in fetch_file(bucket, ref, file):
+                done += len(piece)
+                if self._progress is not None:
+                    self._progress("fetch anchor", done, total)
+                yield piece
+
+        return manifest.files, fetch
+
+    # --- deltas -------------------------------------------------------------------------
+
+    def _deltas(self, schema: Schema, versions: range) -> Iterator[Update]:
+        """Apply deltas in order, fetching a few ahead of the one being applied."""
+        if not versions:
+            return
+        with ThreadPoolExecutor(self._ahead, thread_name_prefix="thinwire-fetch") as pool:
+            waiting: collections.deque[Future[_Fetched]] = collections.deque()
+            upcoming = iter(versions)
+            try:
+                for _ in versions:
+                    while len(waiting) < self._ahead and (v := next(upcoming, None)) is not None:
+                        waiting.append(pool.submit(self._fetch, schema, v))
+                    yield self._apply(waiting.popleft().result())
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _read(self, version: int) -> Commit:
+        try:
+            return self.chain.read(version)
+        except KeyNotFound:
+            raise HistoryRewritten(f"version {version} was there and is gone") from None
+
+    def _fetch(self, schema: Schema, version: int) -> _Fetched:
+        started = time.perf_counter()
+        commit = self._read(version)
+        limit = payload_limit(schema)
+        payloads = [
+            fetch_payload(self.chain.bucket, ref, version, limit) for ref in commit.payloads
+        ]
+        return _Fetched(commit, payloads, time.perf_counter() - started)
+
+    def _apply(self, fetched: _Fetched) -> Update:
+        mirror, commit = self.mirror, fetched.commit
+        if mirror.held is None:
+            raise Misuse("the mirror was closed")
+        check_child(commit, mirror.held)
+        started = time.perf_counter()
+        patches = decode_payloads(fetched.payloads, mirror.schema)
+        decoded = time.perf_counter()
+        digests = list(mirror.digests)
+        for patch in patches:
+            digests[patch.ordinal] += digest_change(mirror.tensors[patch.ordinal], patch)
+        _require(commit, mirror.schema, digests)
+        verified = time.perf_counter()
+        mirror.apply(commit, patches, digests)
+        stats = UpdateStats(
+            payload_bytes=commit.payload_bytes,
+            changed=sum(map(len, patches)),
+            fetch_s=fetched.seconds,
+            decode_s=decoded - started,
+            verify_s=verified - decoded,
+            patch_s=time.perf_counter() - verified,
+        )
+        return Update(commit.version, tuple(patches), commit, stats)
+
+    def close(self) -> None:
+        """Close the mirror if this replica opened it."""
+        if self._owned:
+            self.mirror.close()
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    commit: Commit
+    payloads: list[bytearray]
+    seconds: float
+
+
+def _require(commit: Commit, schema: Schema, digests: Sequence[TensorDigest]) -> None:
+    if state_digest(schema, digests) != commit.digest:
+        raise DigestMismatch(f"version {commit.version} does not follow from what the mirror holds")

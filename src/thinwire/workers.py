@@ -1,0 +1,65 @@
+"""Threads for the kernels.
+
+Kernels are numba ``nogil`` functions over chunks, run by this pool. numba's own ``parallel=True``
+is not used: its workqueue layer aborts when two threads enter it and its omp layer kills a forked
+child, and trainers do both. A forked child gets a pool of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from thinwire.errors import Misuse
+
+__all__ = ["available_threads", "parallel_map"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def available_threads() -> int:
+    """Threads to use by default: ``THINWIRE_NUM_THREADS`` or the cores this process may run on.
+
+    Raises:
+        Misuse: the environment variable is not a positive integer.
+    """
+    wanted = os.environ.get("THINWIRE_NUM_THREADS")
+    if wanted:
+        if not wanted.isdigit() or int(wanted) < 1:
+            raise Misuse(f"THINWIRE_NUM_THREADS={wanted!r} is not a positive integer")
+        return int(wanted)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def parallel_map(
+    function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None
+) -> list[R]:
+    """``[function(x) for x in items]`` on several threads, results in order.
+
+    The first exception is raised once every started call has ended. ``function`` must not call
+    ``parallel_map`` itself.
+    """
+    work = list(items)
+    count = min(available_threads() if threads is None else threads, len(work))
+    if count <= 1:
+        return [function(item) for item in work]
+    pool = _pools.get(count)
+    if pool is None:
+        pool = _pools.setdefault(count, ThreadPoolExecutor(count, thread_name_prefix="thinwire"))
+    futures = [pool.submit(function, item) for item in work]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]
+
+
+if hasattr(os, "register_at_fork"):
+    # the child has none of the threads: forget their pools without joining them
+    os.register_at_fork(after_in_child=_pools.clear)
