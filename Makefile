@@ -25,7 +25,6 @@ unit: $(STAMP)
 bench: $(STAMP)  ## diff, digest and copy side by side
 	$(BIN)/thinwire bench diff
 
-# numpy 2.4 needs Python 3.11; older interpreters take what pip resolves for them
 $(STAMP): pyproject.toml requirements/dev.txt requirements/model.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
