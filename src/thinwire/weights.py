@@ -21,7 +21,7 @@ from thinwire.errors import Misuse, SchemaMismatch, UnsupportedDtype
 from thinwire.patch import Bits
 from thinwire.schema import Schema, TensorSpec
 
-__all__ = ["PIECE", "FlatTensor", "ServingDtype", "Source", "Tensor", "Weights"]
+__all__ = ["PIECE", "FlatTensor", "ServingDtype", "Source", "Tensor", "Weights", "named_tensors"]
 
 Source: TypeAlias = Any
 """A ``torch.nn.Module``, a mapping or an iterable of (name, torch tensor or numpy array)."""
@@ -65,6 +65,11 @@ class Tensor:
         flat = isinstance(value, FlatTensor)
         self._value: Any = value.bits.reshape(self.shape) if flat else value
         self._is_torch = not isinstance(self._value, np.ndarray)
+
+    @property
+    def value(self) -> Any:
+        """The owner's torch tensor or numpy array itself."""
+        return self._value
 
     @property
     def numel(self) -> int:
@@ -161,7 +166,7 @@ class Weights:
             UnsupportedDtype: an element type or a cast that thinwire does not handle.
             SchemaMismatch: two tensors have one name.
         """
-        stored, aliases = _untie(_named(source), _preferred_names(source))
+        stored, aliases = _untie(named_tensors(source), _preferred_names(source))
         specs = {
             name: TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in stored.items()
         }
@@ -178,7 +183,7 @@ class Weights:
             SchemaMismatch: a name, shape or tie differs, or a dtype that no cast leads from.
             Misuse: as for :meth:`of`.
         """
-        stored, aliases = _untie(_named(source), {s.name for s in schema})
+        stored, aliases = _untie(named_tensors(source), {s.name for s in schema})
         served = {spec.name: spec.dtype for spec in schema}
         specs = []
         for name, tensor in stored.items():
@@ -213,8 +218,12 @@ def _serving(spec: TensorSpec, wanted: ServingDtype) -> DType:
     return target
 
 
-def _named(source: Source) -> dict[str, Tensor]:
-    """Every named tensor of the source under its canonical name, in the owner's order."""
+def named_tensors(source: Source) -> dict[str, Tensor]:
+    """Every named tensor of the source under its canonical name, in the owner's order.
+
+    Raises:
+        Misuse, SchemaMismatch, UnsupportedDtype: as for :meth:`Weights.of`.
+    """
     if hasattr(source, "state_dict") and hasattr(source, "named_parameters"):
         while type(source).__name__ in _DATA_PARALLEL:
             source = source.module

@@ -1,0 +1,1 @@
+"""Applying updates to what serves tokens."""

@@ -1,0 +1,217 @@
+"""Updates applied in place to a live transformers (or any torch) module.
+
+The module owns its memory: it is never a view of the mirror's files. Everything that can fail
+(finding tensors, checking them, bringing the changes to the device) happens before generation is
+held up; inside the pause is only the scatter. Ties need no care in an update: a tied weight is
+one tensor in the run, and one storage in the module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from thinwire.digest import ZERO, digest_tensor, state_digest
+from thinwire.disk import DiskMirror
+from thinwire.engines.gate import Gate
+from thinwire.errors import DigestMismatch, EnginePoisoned, Misuse, SchemaMismatch
+from thinwire.mirror import Mirror
+from thinwire.patch import Patch
+from thinwire.replica import Update
+from thinwire.schema import Schema
+from thinwire.weights import PIECE, Tensor, named_tensors
+
+__all__ = ["TransformersEngine"]
+
+_INTEGER = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+class TransformersEngine:
+    """A module that follows a replica.
+
+    Generate within :meth:`generating`; call :meth:`apply` for every update, from any thread.
+
+    Args:
+        model: any module whose state dict has the run's names. Not a view of the mirror's files.
+        mirror: what the updates' replica keeps. The module's weights are set to what it holds.
+
+    Raises:
+        SchemaMismatch: the module lacks a tensor of the run, or has one with another shape or
+            dtype, or one that the run does not update.
+        Misuse: the mirror holds nothing yet.
+
+    Attributes:
+        version: of the weights that generate now.
+    """
+
+    def __init__(self, model: torch.nn.Module, mirror: Mirror) -> None:
+        self.model = model
+        self._mirror = mirror
+        self._gate = Gate()
+        self._poisoned = False
+        self.version = -1
+        self.schema = _held_schema(mirror)
+        self._tensors = _match(model, self.schema)
+        self.reload()
+
+    @classmethod
+    def load(cls, mirror: DiskMirror, **kwargs: Any) -> TransformersEngine:
+        """A causal language model made from a mirror's folder, and its engine.
+
+        Args:
+            kwargs: for ``AutoModelForCausalLM.from_pretrained``.
+        """
+        from transformers import AutoModelForCausalLM
+
+        return cls(_own(AutoModelForCausalLM.from_pretrained(mirror.folder, **kwargs)), mirror)
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds in which nothing could be generated, since the start."""
+        return self._gate.closed_s
+
+    @contextlib.contextmanager
+    def generating(self) -> Iterator[int]:
+        """Hold the weights still; yields their version.
+
+        Raises:
+            EnginePoisoned: an update was applied in part; :meth:`reload` first.
+        """
+        with self._gate.shared():
+            if self._poisoned:
+                raise EnginePoisoned(f"version {self.version + 1} was applied in part")
+            yield self.version
+
+    def apply(self, update: Update) -> None:
+        """Move the module to the update's version; a version it has already is ignored.
+
+        Raises:
+            SchemaMismatch: a patch fits no tensor; nothing was changed.
+            EnginePoisoned: the update may be in there in part; nothing is generated until
+                :meth:`reload`.
+        """
+        if self._poisoned:
+            raise EnginePoisoned("an earlier update was applied in part")
+        if update.version <= self.version:
+            return
+        if update.patches is None or update.version != self.version + 1:
+            self.reload()
+            return
+        staged = [_stage(self._tensors[p.ordinal], p) for p in update.patches]
+        with self._gate.exclusive():
+            try:
+                for change in staged:
+                    change.scatter()
+            except BaseException as error:
+                self._poisoned = True
+                raise EnginePoisoned(f"version {update.version} was applied in part") from error
+            self.version = update.version
+
+    def reload(self) -> None:
+        """Set every tensor to what the mirror holds; heals a poisoned engine."""
+        held = self._mirror.held
+        if held is None:
+            raise Misuse("the mirror holds nothing yet", hint="call replica.sync() first")
+        self.schema.require_same(self._mirror.schema)
+        with self._gate.exclusive():
+            self._poisoned = True  # until every tensor is in and has proved right
+            with self._mirror.reading():
+                for tensor, bits in zip(self._tensors, self._mirror.tensors):
+                    _fill(tensor, bits)
+                held, digests = self._mirror.held or held, list(self._mirror.digests)
+            if self._digest() != state_digest(self.schema, digests):
+                raise DigestMismatch(f"the module does not hold version {held.version}")
+            self.version = held.version
+            self._poisoned = False
+
+    def attest(self) -> str:
+        """State digest of the weights in the live module, read element by element."""
+        with self._gate.shared():
+            return self._digest()
+
+    def _digest(self) -> str:
+        digests = []
+        for tensor in self._tensors:
+            total = ZERO
+            for start, bits in tensor.pieces():
+                total += digest_tensor(bits, start=start)
+            digests.append(total)
+        return state_digest(self.schema, digests)
+
+
+def _held_schema(mirror: Mirror) -> Schema:
+    if mirror.held is None:
+        raise Misuse("the mirror holds nothing yet", hint="call replica.sync() first")
+    return mirror.schema
+
+
+def _match(model: torch.nn.Module, schema: Schema) -> list[Tensor]:
+    """The module's tensors in schema order; what the run does not name must be tied to one."""
+    found = named_tensors(model)
+    matched = []
+    for spec in schema:
+        tensor = found.get(spec.name)
+        if tensor is None or (tensor.dtype, tensor.shape) != (spec.dtype, spec.shape):
+            has = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "nothing"
+            raise SchemaMismatch(f"the run has {spec}, the module {has}")
+        matched.append(tensor)
+    stored = {tensor.identity() for tensor in matched}
+    for name, tensor in found.items():
+        if name not in schema and tensor.numel and tensor.identity() not in stored:
+            raise SchemaMismatch(f"the run does not update the module's {name}")
+    return matched
+
+
+def _own(model: torch.nn.Module) -> torch.nn.Module:
+    """Give every tensor memory of its own: a loader may have left views of mapped files."""
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            key = (tensor.data_ptr(), tensor.shape)
+            tensor.data = copies.setdefault(key, tensor.data.clone())
+    return model
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A patch on its device: where to write, and what."""
+
+    view: torch.Tensor
+    index: tuple[torch.Tensor, ...]
+    bits: torch.Tensor
+
+    def scatter(self) -> None:
+        self.view.index_put_(self.index, self.bits)
+
+
+def _integer_view(tensor: Tensor) -> torch.Tensor:
+    view: torch.Tensor = tensor.value.detach().view(_INTEGER[tensor.dtype.width])
+    return view.view(-1) if view.is_contiguous() else view
+
+
+def _to_torch(bits: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    signed = bits if bits.itemsize == 1 else bits.view(f"<i{bits.itemsize}")
+    return torch.from_numpy(signed.copy()).to(device)
+
+
+def _stage(tensor: Tensor, patch: Patch) -> _Change:
+    if patch.spec.shape != tensor.shape or patch.spec.dtype != tensor.dtype:
+        raise SchemaMismatch(f"a patch of {patch.spec} does not fit the module")
+    view = _integer_view(tensor)
+    positions = torch.from_numpy(patch.positions.astype(np.int64)).to(view.device)
+    index = (positions,) if view.ndim == 1 else torch.unravel_index(positions, view.shape)
+    return _Change(view, tuple(index), _to_torch(patch.bits, view.device))
+
+
+def _fill(tensor: Tensor, bits: np.ndarray[Any, Any]) -> None:
+    view = _integer_view(tensor)
+    if view.ndim != 1 or not view.is_contiguous():
+        view.copy_(_to_torch(bits, view.device).view(view.shape))
+        return
+    for start in range(0, bits.size, PIECE):
+        view[start : start + PIECE] = _to_torch(bits[start : start + PIECE], view.device)
