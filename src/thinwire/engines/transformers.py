@@ -8,6 +8,7 @@ one tensor in the run, and one storage in the module.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,10 +65,12 @@ class TransformersEngine:
         """A causal language model made from a mirror's folder, and its engine.
 
         Args:
-            kwargs: for ``AutoModelForCausalLM.from_pretrained``.
+            kwargs: for ``AutoModelForCausalLM.from_pretrained``; ``dtype`` defaults to the run's
+                most common one, since the configuration may name the trainer's.
         """
         from transformers import AutoModelForCausalLM
 
+        kwargs.setdefault("dtype", _common_dtype(_held_schema(mirror)))
         return cls(_own(AutoModelForCausalLM.from_pretrained(mirror.folder, **kwargs)), mirror)
 
     @property
@@ -148,6 +151,16 @@ def _held_schema(mirror: Mirror) -> Schema:
     if mirror.held is None:
         raise Misuse("the mirror holds nothing yet", hint="call replica.sync() first")
     return mirror.schema
+
+
+def _common_dtype(schema: Schema) -> torch.dtype:
+    sizes: collections.Counter[str] = collections.Counter()
+    for spec in schema:
+        if spec.dtype.is_float:
+            sizes[spec.dtype.torch_name] += spec.numel
+    name = sizes.most_common(1)[0][0] if sizes else "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _match(model: torch.nn.Module, schema: Schema) -> list[Tensor]:
