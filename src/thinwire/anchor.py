@@ -12,8 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from thinwire.bucket import Bucket, Data, check_key, data_size, iter_data
-from thinwire.chain import upload
-from thinwire.checkpoint import INDEX, Checkpoint, asset_files, index_json, lay_out
+from thinwire.chain import read_bounded, upload
+from thinwire.checkpoint import (
+    INDEX,
+    OTHER_WEIGHTS,
+    Checkpoint,
+    asset_files,
+    index_json,
+    lay_out,
+)
 from thinwire.errors import CorruptPayload, InvalidKey, KeyNotFound, VersionGone
 from thinwire.log import keys
 from thinwire.log.commit import AnchorFile, Manifest, PayloadRef
@@ -29,6 +36,7 @@ MAX_ASSET = 1 << 30
 """Bytes of a single file beside the weights."""
 
 _MAX_HEADERS = 200_000_000
+_MAX_MANIFEST = 64 << 20
 
 
 def is_weights(name: str) -> bool:
@@ -103,8 +111,10 @@ def fetch_manifest(bucket: Bucket, ref: PayloadRef, schema: Schema) -> Manifest:
         VersionGone: it is not there any more.
         CorruptPayload: it is not what the reference says, or lists impossible files.
     """
+    if ref.size > _MAX_MANIFEST:
+        raise CorruptPayload(f"{ref.key}: {ref.size} bytes are more than any manifest has")
     try:
-        data = bucket.get(ref.key)
+        data = read_bounded(bucket, ref.key, ref.size)
     except KeyNotFound:
         raise VersionGone(f"the anchor {ref.key} is gone") from None
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
@@ -118,7 +128,11 @@ def fetch_manifest(bucket: Bucket, ref: PayloadRef, schema: Schema) -> Manifest:
             check_key(file.path)
         except InvalidKey as error:
             raise CorruptPayload(f"{ref.key}: {error}") from None
-        if "/" in file.path or (not is_weights(file.path) and file.size > MAX_ASSET):
+        if (
+            "/" in file.path
+            or file.path.endswith(OTHER_WEIGHTS)
+            or (not is_weights(file.path) and file.size > MAX_ASSET)
+        ):
             raise CorruptPayload(f"{ref.key} lists an impossible file: {file.path!r}")
     weights = sum(file.size for file in manifest.files if is_weights(file.path))
     if not schema.nbytes <= weights <= schema.nbytes + _MAX_HEADERS:

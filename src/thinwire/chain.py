@@ -23,11 +23,31 @@ from thinwire.errors import (
 from thinwire.log import keys
 from thinwire.log.commit import Commit, RunInfo, Tip
 from thinwire.log.plan import find_head
+from thinwire.log.records import MAX_RECORD
 
-__all__ = ["Chain", "Outcome", "create_record", "upload"]
+__all__ = ["Chain", "Outcome", "create_record", "read_bounded", "upload"]
+
+MAX_COMMIT = 4 << 20
+"""Bytes of a commit; a real one has a few hundred."""
 
 _ATTEMPTS = 4
 _BACKOFF_S = 0.1
+
+
+def read_bounded(bucket: Bucket, key: str, limit: int) -> bytes:
+    """A whole object of at most ``limit`` bytes: a larger one never fills the memory.
+
+    Raises:
+        CorruptPayload: it is larger.
+        Bucket errors.
+    """
+    pieces, size = [], 0
+    for piece in bucket.stream(key):
+        size += len(piece)
+        if size > limit:
+            raise CorruptPayload(f"{key} is longer than the {limit} bytes it can have")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 class Outcome(enum.Enum):
@@ -61,12 +81,19 @@ def create_record(bucket: Bucket, key: str, data: bytes) -> Outcome:
                 raise
             break
         try:
-            return Outcome.COMMITTED if bucket.get(key) == data else Outcome.LOST
+            return Outcome.COMMITTED if _holds(bucket, key, data) else Outcome.LOST
         except (KeyNotFound, BucketUnavailable):
             continue
         except AccessDenied:
             break
     return Outcome.UNRESOLVED
+
+
+def _holds(bucket: Bucket, key: str, data: bytes) -> bool:
+    try:
+        return read_bounded(bucket, key, len(data)) == data
+    except CorruptPayload:
+        return False
 
 
 def upload(bucket: Bucket, key: str, data: Data, size: int) -> None:
@@ -99,7 +126,7 @@ class Chain:
             CorruptPayload, UnsupportedFormat, and bucket errors.
         """
         try:
-            return RunInfo.decode(self.bucket.get(keys.RUN))
+            return RunInfo.decode(read_bounded(self.bucket, keys.RUN, MAX_RECORD))
         except KeyNotFound:
             raise RunNotFound(f"{self.bucket.url} holds no run") from None
 
@@ -122,7 +149,8 @@ class Chain:
             KeyNotFound: the version is not committed (yet).
             CorruptPayload, UnsupportedFormat, and bucket errors.
         """
-        commit = Commit.decode(self.bucket.get(keys.commit_key(version)))
+        data = read_bounded(self.bucket, keys.commit_key(version), MAX_COMMIT)
+        commit = Commit.decode(data)
         if commit.version != version:
             raise CorruptPayload(f"the commit of version {version} says {commit.version}")
         return commit

@@ -26,7 +26,8 @@ INDEX = "model.safetensors.index.json"
 MAX_SHARD = 5 << 30
 """Bytes of tensor data per shard; the usual size on the Hub."""
 
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack")
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".pkl")
+"""Endings of weight files that never travel: not canonical, and many of them pickles."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def asset_files(folder: Path) -> list[Path]:
         for path in folder.iterdir()
         if path.is_file()
         and not path.name.startswith(".")
-        and path.suffix not in _WEIGHT_SUFFIXES
+        and not path.name.endswith((".safetensors", *OTHER_WEIGHTS))
         and not path.name.endswith(".index.json")
     )
 
@@ -120,12 +121,14 @@ class Checkpoint:
             InvalidCheckpoint: there is no readable safetensors checkpoint.
         """
         folder = Path(folder)
-        names = _shard_names(folder)
+        names, promised = _shard_names(folder)
         checkpoint = cls(folder, {name: wire.read_header(folder / name) for name in names})
         seen: dict[str, str] = {}
         for shard, entry in checkpoint._entries():
             if seen.setdefault(entry.name, shard) != shard:
                 raise InvalidCheckpoint(f"{folder}: {entry.name!r} is in two shards")
+        if missing := sorted(promised - seen.keys()):
+            raise InvalidCheckpoint(f"{folder / INDEX}: {missing[0]!r} is not in the shards")
         return checkpoint
 
     def _entries(self) -> Iterator[tuple[str, wire.Entry]]:
@@ -177,20 +180,31 @@ def map_file(
     return data
 
 
-def _shard_names(folder: Path) -> list[str]:
+def _shard_names(folder: Path) -> tuple[list[str], set[str]]:
+    """The files of a checkpoint, and the tensors that an index promises in them."""
     if not folder.is_dir():
         raise InvalidCheckpoint(f"{folder} is not a folder")
     if not (folder / INDEX).exists():
         if (folder / SINGLE).is_file():
-            return [SINGLE]
+            return [SINGLE], set()
         found = sorted(path.name for path in folder.glob("*.safetensors"))
         if len(found) != 1:
             raise InvalidCheckpoint(f"{folder} holds no {SINGLE} and no {INDEX}")
-        return found
+        return found, set()
     try:
-        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+        text = (folder / INDEX).read_text(encoding="utf-8")
+        weight_map = dict(json.loads(text)["weight_map"].items())
+        names = set(weight_map.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidCheckpoint(f"{folder / INDEX}: {error!r}") from None
-    if not all(isinstance(n, str) and Path(n).name == n and n not in (".", "..") for n in names):
+    if not names:
+        raise InvalidCheckpoint(f"{folder / INDEX} names no shard")
+    if not all(map(_is_file_name, names)):
         raise InvalidCheckpoint(f"{folder / INDEX}: a shard name leads out of the folder")
-    return sorted(names)
+    return sorted(names), set(weight_map)
+
+
+def _is_file_name(name: object) -> bool:
+    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name:
+        return False
+    return Path(name).name == name

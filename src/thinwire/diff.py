@@ -7,8 +7,10 @@ thread works in scratch of one piece, and only changes are copied out.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numba
 import numpy as np
@@ -17,7 +19,7 @@ from thinwire.casts import Cast, cast_between
 from thinwire.dtypes import DType
 from thinwire.patch import Bits, Patch, Positions, position_dtype
 from thinwire.weights import PIECE, Tensor, Weights
-from thinwire.workers import parallel_map
+from thinwire.workers import parallel_imap
 
 __all__ = ["copy_out", "diff", "diff_bits"]
 
@@ -127,8 +129,11 @@ def _cast_piece(piece: Bits, cast: Cast | None, kind: DType) -> Bits:
 
 def _visit_pieces(
     weights: Weights, visit: Visit, threads: int | None
-) -> list[list[tuple[int, Changes]]]:
+) -> Iterator[tuple[int, list[tuple[int, Changes]]]]:
     """Call ``visit(ordinal, start, bits)`` for every piece, in the serving dtype.
+
+    Yields each tensor's ordinal and (start, result) list once all its pieces are done, so that
+    their buffers can be joined and dropped tensor by tensor.
 
     Pieces of in-place tensors are spread over threads; a strided or device tensor is walked by
     one thread, since each of its pieces has to be brought over first.
@@ -154,10 +159,9 @@ def _visit_pieces(
             tasks += [(ordinal, tensor, at) for at in range(0, tensor.numel, PIECE)]
         else:
             tasks.append((ordinal, tensor, None))
-    results: list[list[tuple[int, Changes]]] = [[] for _ in weights.tensors]
-    for (ordinal, _, _), found in zip(tasks, parallel_map(run, tasks, threads=threads)):
-        results[ordinal] += found
-    return results
+    done = zip(tasks, parallel_imap(run, tasks, threads=threads))
+    for ordinal, group in itertools.groupby(done, key=lambda pair: pair[0][0]):
+        yield ordinal, [found for _, some in group for found in some]
 
 
 def diff(baseline: Sequence[Bits], weights: Weights, *, threads: int | None = None) -> list[Patch]:
@@ -177,7 +181,7 @@ def diff(baseline: Sequence[Bits], weights: Weights, *, threads: int | None = No
         return found if found[0].size else None
 
     patches = []
-    for ordinal, found in enumerate(_visit_pieces(weights, visit, threads)):
+    for ordinal, found in _visit_pieces(weights, visit, threads):
         if found:
             spec = weights.schema[ordinal]
             patches.append(Patch(ordinal, spec, *_joined(found, spec.numel)))
@@ -187,7 +191,8 @@ def diff(baseline: Sequence[Bits], weights: Weights, *, threads: int | None = No
 def _joined(found: list[tuple[int, Changes]], numel: int) -> Changes:
     index = position_dtype(numel)
     if len(found) == 1 and found[0][0] == 0:
-        return found[0][1]
+        positions, bits = found[0][1]
+        return positions.astype(index, copy=False), bits
     total = sum(positions.size for _, (positions, _) in found)
     positions = np.empty(total, index)
     bits = np.empty(total, found[0][1][1].dtype)
@@ -207,5 +212,5 @@ def copy_out(weights: Weights, *, threads: int | None = None) -> list[Bits]:
     def visit(ordinal: int, start: int, piece: Bits) -> None:
         copies[ordinal][start : start + piece.size] = piece
 
-    _visit_pieces(weights, visit, threads)
+    collections.deque(_visit_pieces(weights, visit, threads), maxlen=0)
     return copies

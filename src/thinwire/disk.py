@@ -16,8 +16,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
+import gc
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -29,30 +28,32 @@ from thinwire.digest import TensorDigest, digest_tensors
 from thinwire.errors import (
     CorruptPayload,
     InvalidCheckpoint,
-    MirrorBusy,
     MirrorCorrupt,
     MirrorInUse,
     Misuse,
     ThinwireError,
 )
 from thinwire.journal import Entry, Journal, read_entries
-from thinwire.log.commit import AnchorFile, Commit, Tip
-from thinwire.log.records import open_record, seal_record
+from thinwire.log.commit import AnchorFile, Commit
 from thinwire.mappings import mapped_elsewhere
 from thinwire.mirror import Fetch, Mirror, check_state, check_tensors, patch_all
+from thinwire.mirror_folder import (
+    CONTROL,
+    INCOMING,
+    JOURNAL,
+    STATE,
+    MirrorState,
+    damaged_files,
+    header_hash,
+    is_mirror,
+    locked,
+    read_state,
+    writer_lock,
+)
 from thinwire.patch import Bits, Patch
 from thinwire.schema import Schema
 
 __all__ = ["CONTROL", "DiskMirror"]
-
-CONTROL = ".thinwire"
-_STATE, _JOURNAL, _WRITER, _PATCHING, _INCOMING = (
-    "state.json",
-    "journal",
-    "writer",
-    "patching",
-    "incoming",
-)
 
 JOURNAL_LIMIT = 256 << 20
 """Bytes of journal after which the checkpoint files are fsynced and it is emptied."""
@@ -84,10 +85,11 @@ class DiskMirror(Mirror):
         self._tensors: list[Bits] = []
         self._files: list[dict[str, Any]] = []
         self._journal: Journal | None = None
+        self._failed = False
         _claim(self.folder)
-        self._writer = _lock(self._control / _WRITER)
+        self._writer = writer_lock(self.folder)
         try:
-            if (self._control / _STATE).exists():
+            if (self._control / STATE).exists():
                 self._recover()
         except BaseException:
             self._release()
@@ -102,9 +104,23 @@ class DiskMirror(Mirror):
     def load(
         self, commit: Commit, schema: Schema, files: Sequence[AnchorFile], fetch: Fetch
     ) -> None:
-        incoming = self._control / _INCOMING
+        self._require_whole()
+        incoming = self._control / INCOMING
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir()
+        try:
+            self._take_in(incoming, commit, schema, files, fetch)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+
+    def _take_in(
+        self,
+        incoming: Path,
+        commit: Commit,
+        schema: Schema,
+        files: Sequence[AnchorFile],
+        fetch: Fetch,
+    ) -> None:
         for file in files:
             with (incoming / file.path).open("wb") as target:
                 for piece in fetch(file):
@@ -119,6 +135,11 @@ class DiskMirror(Mirror):
         except InvalidCheckpoint as error:
             raise CorruptPayload(f"the anchor is not a checkpoint: {error}") from None
         check_tensors(schema, found)
+        surplus = {f.path for f in files if f.path.endswith(".safetensors")} - set(
+            checkpoint.headers
+        )
+        if surplus:  # a loader might prefer it to the shards that are checked
+            raise CorruptPayload(f"the anchor's {min(surplus)} is none of the checkpoint's shards")
         mapped = checkpoint.map()
         digests = check_state(commit, schema, [mapped[spec.name] for spec in schema])
         del mapped
@@ -131,9 +152,8 @@ class DiskMirror(Mirror):
             self.schema, self.digests = schema, digests
             self._files = [self._describe(file) for file in files]
             self._open_files()
-            self._journal = Journal(self._control / _JOURNAL)
+            self._journal = Journal(self._control / JOURNAL)
             self._save_state()
-        incoming.rmdir()
 
     def _forget(self) -> None:
         """Remove the state, so that a crash from here on leaves an empty mirror, not a mixture."""
@@ -142,7 +162,7 @@ class DiskMirror(Mirror):
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        for name in (_STATE, _JOURNAL):
+        for name in (STATE, JOURNAL):
             (self._control / name).unlink(missing_ok=True)
             _fsync_folder(self._control)
         for entry in self._files:
@@ -159,7 +179,7 @@ class DiskMirror(Mirror):
         return {
             "path": file.path,
             "size": file.size,
-            "header_sha256": _header_hash(self.folder / file.path),
+            "header_sha256": header_hash(self.folder / file.path),
         }
 
     # --- moving on ----------------------------------------------------------------------
@@ -167,18 +187,43 @@ class DiskMirror(Mirror):
     def apply(
         self, commit: Commit, patches: Sequence[Patch], digests: Sequence[TensorDigest]
     ) -> None:
+        self._require_whole()
         if self.held is None or self._journal is None:
-            raise Misuse("the mirror holds nothing to patch")
+            raise Misuse("the mirror holds nothing to patch, or is closed")
         changed = {patch.ordinal: digests[patch.ordinal] for patch in patches}
         entry = Entry(commit.version, commit.hash, self.held.hash, changed, patches)
         with self._patching():
             self._refuse_mapped()
             self._journal.append(entry)
-            self._write(patches)
-            self.digests = list(digests)
-            self.held = commit.tip
-            if self._journal.size > self._journal_limit:
-                self._checkpoint()
+            try:
+                self._write(patches)
+                self.digests = list(digests)
+                self.held = commit.tip
+                if self._journal.size > self._journal_limit:
+                    self._checkpoint()
+            except BaseException:
+                self._give_up()
+                raise
+
+    def _give_up(self) -> None:
+        """Stop writing: only the journal, read when the mirror is opened again, can finish this.
+
+        Half a version may be in the files, or an fsync failed, after which a second one may
+        succeed without having written anything.
+        """
+        self._failed = True
+        self.held = None
+        self._tensors = []
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _require_whole(self) -> None:
+        if self._failed:
+            raise MirrorCorrupt(
+                f"writing {self.folder} failed half-way",
+                hint="open the mirror again: its journal completes what was begun",
+            )
 
     def _write(self, patches: Sequence[Patch]) -> None:
         if not self._swap:
@@ -190,7 +235,7 @@ class DiskMirror(Mirror):
             for entry in header.entries.values()
         }
         shards = sorted({where[patch.name] for patch in patches})
-        staging = self._control / _INCOMING
+        staging = self._control / INCOMING
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         for shard in shards:
@@ -227,36 +272,34 @@ class DiskMirror(Mirror):
     def _save_state(self) -> None:
         if self.held is None:
             raise Misuse("the mirror holds nothing to record")
-        body = {
-            "commit": self.held.hash,
-            "digests": [f"{d.lo:016x}{d.hi:016x}" for d in self.digests],
-            "files": self._files,
-            "run": self.held.run,
-            "schema": self.schema.to_json(),
-            "version": self.held.version,
-        }
-        temporary = self._control / f"{_STATE}.new"
+        state = MirrorState(self.held, self.schema, self.digests, self._files)
+        temporary = self._control / f"{STATE}.new"
         with temporary.open("wb") as file:
-            file.write(seal_record("mirror", body))
+            file.write(state.encode())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self._control / _STATE)
+        os.replace(temporary, self._control / STATE)
         _fsync_folder(self._control)
 
     # --- coming back --------------------------------------------------------------------
 
     def _recover(self) -> None:
         """Open what a former process left: finish what its journal says, drop a torn tail."""
-        self._read_state()
+        state = read_state(self.folder)
+        self._restore(state)
         with self._patching():
             self._open_files()
-            data = (self._control / _JOURNAL).read_bytes() if self._has_journal() else b""
+            data = (self._control / JOURNAL).read_bytes() if self._has_journal() else b""
             if data:
                 self._refuse_mapped()
             sealed = list(read_entries(data, self.schema))
             for entry, _ in sealed:
-                self._replay(entry)
-            self._journal = Journal(self._control / _JOURNAL)
+                after = state.after(entry)
+                if after is not None:
+                    self._write(entry.patches)
+                    state = after
+            self._restore(state)
+            self._journal = Journal(self._control / JOURNAL)
             if data:
                 # whatever is missing or damaged shows here, before anything is built on it
                 self._prove()
@@ -264,28 +307,11 @@ class DiskMirror(Mirror):
                 self._checkpoint()
 
     def _has_journal(self) -> bool:
-        return (self._control / _JOURNAL).exists()
+        return (self._control / JOURNAL).exists()
 
-    def _read_state(self) -> None:
-        path = self._control / _STATE
-        try:
-            body = open_record("mirror", path.read_bytes())
-            self.schema = Schema.from_json(body["schema"])
-            self.digests = [TensorDigest(int(d[:16], 16), int(d[16:], 16)) for d in body["digests"]]
-            self.held = Tip(body["run"], body["version"], body["commit"])
-            self._files = body["files"]
-        except (CorruptPayload, KeyError, TypeError, ValueError) as error:
-            raise MirrorCorrupt(f"{path}: {error}") from None
-
-    def _replay(self, entry: Entry) -> None:
-        if self.held is None or entry.version <= self.held.version:
-            return  # written down before the journal was emptied
-        if entry.version != self.held.version + 1 or entry.parent != self.held.hash:
-            raise MirrorCorrupt(f"the journal's version {entry.version} does not follow")
-        self._write(entry.patches)
-        for ordinal, digest in entry.digests.items():
-            self.digests[ordinal] = digest
-        self.held = Tip(self.held.run, entry.version, entry.commit)
+    def _restore(self, state: MirrorState) -> None:
+        self.held, self.schema = state.held, state.schema
+        self.digests, self._files = list(state.digests), list(state.files)
 
     def _prove(self) -> None:
         found = digest_tensors(self._tensors)
@@ -301,15 +327,8 @@ class DiskMirror(Mirror):
         Raises:
             DigestMismatch, MirrorCorrupt: naming what is not as it should be.
         """
-        for entry in self._files:
-            path = self.folder / entry["path"]
-            try:
-                size = path.stat().st_size
-                have = _header_hash(path) if "header_sha256" in entry else _file_hash(path)
-            except (OSError, ThinwireError) as error:
-                raise MirrorCorrupt(f"{path}: {error}") from None
-            if size != entry["size"] or have != entry.get("header_sha256", entry.get("sha256")):
-                raise MirrorCorrupt(f"{path} is not the file that was pulled")
+        for path, what in damaged_files(self.folder, self._files):
+            raise MirrorCorrupt(f"{path}: {what}")
         self.rescan()
 
     # --- files and locks ----------------------------------------------------------------
@@ -335,16 +354,19 @@ class DiskMirror(Mirror):
         shards = [self.folder / e["path"] for e in self._files if "header_sha256" in e]
         pids = mapped_elsewhere(shards)
         if pids:
+            gc.collect()  # tensors that nobody holds any more keep their mapping until then
+            pids = mapped_elsewhere(shards)
+        if pids:
             raise MirrorInUse(f"{self.folder} is mapped by process {', '.join(map(str, pids))}")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        with _locked(self._control / _PATCHING, fcntl.LOCK_SH):
+        with locked(self.folder, exclusive=False):
             yield
 
     @contextlib.contextmanager
     def _patching(self) -> Iterator[None]:
-        with _locked(self._control / _PATCHING, fcntl.LOCK_EX):
+        with locked(self.folder, exclusive=True):
             yield
 
     def close(self) -> None:
@@ -370,33 +392,12 @@ def _claim(folder: Path) -> None:
     """Make the folder a mirror's, unless it holds something else."""
     if folder.exists() and not folder.is_dir():
         raise Misuse(f"{folder} is not a folder")
-    control = folder / CONTROL
-    if not control.exists():
+    if not is_mirror(folder):
         if folder.exists() and any(folder.iterdir()):
             raise Misuse(
                 f"{folder} is not empty and is not a mirror", hint="pull into a new folder"
             )
-        control.mkdir(parents=True)
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise MirrorBusy(f"another process writes the mirror {path.parent.parent}") from None
-    return descriptor
-
-
-@contextlib.contextmanager
-def _locked(path: Path, how: int) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, how)
-        yield
-    finally:
-        os.close(descriptor)
+        (folder / CONTROL).mkdir(parents=True, exist_ok=True)
 
 
 def _fsync_file(path: Path) -> None:
@@ -410,17 +411,3 @@ def _fsync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _file_hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _header_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        return hashlib.sha256(prefix + file.read(int.from_bytes(prefix, "little"))).hexdigest()

@@ -101,6 +101,8 @@ def dtype(spec: object) -> DType:
         return spec
     if isinstance(spec, type) and issubclass(spec, np.generic):
         spec = np.dtype(spec)
+    if isinstance(spec, np.dtype):
+        spec = spec.name  # its string depends on the byte order
     found = _ALIASES.get(str(spec).removeprefix("torch.").lower())
     if found is None:
         raise UnsupportedDtype(f"unknown dtype {spec!s}", hint=f"known dtypes: {', '.join(DTYPES)}")

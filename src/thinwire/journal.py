@@ -76,7 +76,7 @@ class Journal:
         """Make an entry durable. Only then may the mirror's files be touched.
 
         Raises:
-            OSError: it could not be written; the journal ends where it did before.
+            OSError: it could not be written; the journal ends where it did before, or is closed.
         """
         head = _head(entry)
         parts = codec.encode(entry.patches)
@@ -87,10 +87,17 @@ class Journal:
             for part in (memoryview(frame), memoryview(head), *parts):
                 self._write(part)
             os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(self.size)
+        except BaseException:  # a KeyboardInterrupt leaves half an entry as well
+            self._cut_back()
             raise
         self.size += len(frame) + len(head) + payload_size
+
+    def _cut_back(self) -> None:
+        try:
+            self._file.truncate(self.size)
+        except OSError:
+            self.close()  # nothing may follow half an entry
+            raise
 
     def _write(self, data: memoryview) -> None:
         while data:

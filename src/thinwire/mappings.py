@@ -15,33 +15,35 @@ def mapped_elsewhere(paths: Iterable[Path]) -> list[int]:
     """Processes that map any of the files, apart from this process's own single mapping.
 
     A file that this process maps more than once counts as mapped by itself: some loader in here
-    (safetensors, ``from_pretrained``) looks at the same pages. Processes of other users, whose
-    maps may not be read, are not seen.
+    (safetensors, ``from_pretrained``) looks at the same pages. A forked child inherits our own
+    mapping, at the same address, and is no one else. Processes of other users, whose maps may not
+    be read, are not seen.
     """
     names = {os.fsencode(path.resolve()) for path in paths}
     if not names or not _PROC.is_dir():
         return []
     own = os.getpid()
-    found = []
+    ours = _mappings(_PROC / "self" / "maps", names)
+    found = [own] if len(ours) > len({name for name, _ in ours}) else []
     for entry in os.scandir(_PROC):
-        if not entry.name.isdigit():
+        if not entry.name.isdigit() or int(entry.name) == own:
             continue
-        try:
-            maps = Path(entry.path, "maps").read_bytes()
-        except OSError:
-            continue  # gone, or not ours to look at
-        counts = [_mappings(maps, name) for name in names]
-        pid = int(entry.name)
-        if any(count > (pid == own) for count in counts):
-            found.append(pid)
+        if _mappings(Path(entry.path, "maps"), names) - ours:
+            found.append(int(entry.name))
     return sorted(found)
 
 
-def _mappings(maps: bytes, name: bytes) -> int:
-    """Mappings of a file from its start on, in the text of a ``maps`` file."""
-    if name not in maps:
-        return 0
-    lines = (line.split(maxsplit=5) for line in maps.splitlines())
-    return sum(
-        1 for fields in lines if len(fields) == 6 and fields[5] == name and int(fields[2], 16) == 0
-    )
+def _mappings(maps: Path, names: set[bytes]) -> set[tuple[bytes, bytes]]:
+    """Which of the files a process maps from their start on, and at which addresses."""
+    try:
+        text = maps.read_bytes()
+    except OSError:
+        return set()  # gone, or not ours to look at
+    if not any(name in text for name in names):
+        return set()
+    lines = (line.split(maxsplit=5) for line in text.splitlines())
+    return {
+        (fields[5], fields[0])
+        for fields in lines
+        if len(fields) == 6 and fields[5] in names and int(fields[2], 16) == 0
+    }

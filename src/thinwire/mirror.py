@@ -85,9 +85,9 @@ class Mirror(abc.ABC):
         Raises:
             DigestMismatch: naming the first tensor that is not what it should be.
         """
-        if self.held is None:
-            raise Misuse("the mirror holds nothing yet")
         with self.reading():
+            if self.held is None or len(self.tensors) != len(self.schema):
+                raise Misuse("the mirror holds nothing yet, or is closed")
             found = digest_tensors(self.tensors)
         for spec, want, have in zip(self.schema, self.digests, found):
             if want != have:
@@ -157,7 +157,13 @@ class MemoryMirror(Mirror):
         for file in files:
             if not file.path.endswith(".safetensors"):
                 continue
-            data = np.empty(file.size, np.uint8)
+            try:
+                data = np.empty(file.size, np.uint8)
+            except MemoryError:
+                raise Misuse(
+                    f"{file.path}: {file.size} bytes do not fit in memory",
+                    hint="use a mirror on disk",
+                ) from None
             at = 0
             for piece in fetch(file):
                 data[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
@@ -184,7 +190,11 @@ class MemoryMirror(Mirror):
         self, commit: Commit, patches: Sequence[Patch], digests: Sequence[TensorDigest]
     ) -> None:
         with self._lock:
-            patch_all(self._tensors, patches)
+            try:
+                patch_all(self._tensors, patches)
+            except BaseException:
+                self.held, self._tensors = None, []  # half a version: start over from an anchor
+                raise
             self.digests = list(digests)
             self.held = commit.tip
 

@@ -9,18 +9,38 @@ from thinwire import codec
 from thinwire.bucket import Bucket
 from thinwire.errors import CorruptPayload, KeyNotFound, VersionGone
 from thinwire.log import keys
-from thinwire.log.commit import PayloadRef
+from thinwire.log.commit import Commit, PayloadRef
 from thinwire.patch import Patch
 from thinwire.schema import Schema
 
-__all__ = ["decode_payloads", "fetch_payload", "payload_limit"]
+__all__ = ["decode_payloads", "fetch_payload", "fetch_payloads", "payload_limit"]
 
 _OVERHEAD = 200_000_000
 
 
 def payload_limit(schema: Schema) -> int:
-    """Bytes that no payload of a run can exceed: every element with a 64-bit index, and headers."""
+    """Bytes that no version of a run can exceed: every element with a 64-bit index, and headers."""
     return schema.nbytes + 8 * schema.numel + _OVERHEAD
+
+
+def fetch_payloads(bucket: Bucket, commit: Commit, limit: int) -> list[bytearray]:
+    """The bytes of a version's payloads, checked against the commit that names them.
+
+    Args:
+        limit: bytes that the payloads of one version of this run cannot exceed together.
+
+    Raises:
+        VersionGone: one is not there any more.
+        CorruptPayload: one is not what the commit names, or what it names is impossible.
+    """
+    if commit.payload_bytes > limit:
+        raise CorruptPayload(
+            f"version {commit.version} claims {commit.payload_bytes} bytes of payload, "
+            f"its tensors allow {limit}"
+        )
+    if len({ref.key for ref in commit.payloads}) != len(commit.payloads):
+        raise CorruptPayload(f"version {commit.version} names a payload twice")
+    return [fetch_payload(bucket, ref, commit.version, limit) for ref in commit.payloads]
 
 
 def fetch_payload(bucket: Bucket, ref: PayloadRef, version: int, limit: int) -> bytearray:

@@ -7,6 +7,7 @@ still changes against the baseline.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -29,6 +30,7 @@ from thinwire.errors import (
     CommitUnresolved,
     Misuse,
     PublishFailed,
+    Resync,
     RunExists,
     RunNotFound,
     ThinwireError,
@@ -71,8 +73,11 @@ class Publisher:
             writer loses from now on rather than from the first publish on.
         busy: what publish() does while one is in flight: ``"wait"`` or ``"skip"``.
         codec: how deltas are written.
-        base: name of a checkpoint that replicas have already; its weights are not uploaded.
+        base: name of a checkpoint that replicas have already; its weights are not uploaded. To
+            resume such a run, a folder that holds it.
+            Where it is a folder on this machine, a resumed run starts from there.
         cache: a mirror folder kept for faster resuming.
+        step: the trainer's optimizer step at a new run's version 0.
         threads: for diff and digests; default one per core.
         max_shard: bytes of tensors per file of version 0.
         progress: told about long transfers.
@@ -98,6 +103,7 @@ class Publisher:
         codec: str = "raw",
         base: str = "",
         cache: str | Path | None = None,
+        step: int | None = None,
         threads: int | None = None,
         max_shard: int = MAX_SHARD,
         progress: Progress | None = None,
@@ -125,9 +131,9 @@ class Publisher:
         head = None if created else self._chain.head()
         self.started_run = head is None
         if head is None:
-            self._publish_first(weights, assets, max_shard)
+            self._publish_first(weights, assets, max_shard, step)
         else:
-            self._catch_up(cache)
+            self._catch_up(cache, [base, self._run.base])
             if fence:
                 self._commit_now(_Pending(self._next_commit([], [], None), [], self._digests))
 
@@ -171,7 +177,9 @@ class Publisher:
             raise CommitUnresolved("it is not known whether the run was created")
         return run, weights, True
 
-    def _publish_first(self, weights: Weights, assets: str | Path | None, max_shard: int) -> None:
+    def _publish_first(
+        self, weights: Weights, assets: str | Path | None, max_shard: int, step: int | None
+    ) -> None:
         self._baseline = copy_out(weights, threads=self._threads)
         self._digests = digest_tensors(self._baseline, threads=self._threads)
         payloads = []
@@ -189,26 +197,34 @@ class Publisher:
                     progress=self._progress,
                 )
             )
-        self._commit_now(_Pending(self._next_commit(payloads, [], None), [], self._digests))
+        self._commit_now(_Pending(self._next_commit(payloads, [], step), [], self._digests))
 
-    def _catch_up(self, cache: str | Path | None) -> None:
-        """The last committed bits, from the cache where it can be proved, and from the bucket."""
-        mirror = MemoryMirror()
-        if cache is None:
-            for _ in Replica(self._bucket, mirror, progress=self._progress).catch_up():
-                pass
-            self._baseline = list(mirror.tensors)
-            held, self._digests = mirror.held, mirror.digests
-        else:
-            with Replica(self._bucket, cache, progress=self._progress) as replica:
+    def _catch_up(self, cache: str | Path | None, bases: Sequence[str]) -> None:
+        """The last committed bits, from the cache where it can be proved, else from the bucket."""
+        base = next((name for name in bases if name and Path(name).is_dir()), None)
+        if cache is not None:
+            # a cache is disposable: of another run it starts over, a damaged one is passed by
+            with (
+                contextlib.suppress(Resync),
+                Replica(
+                    self._bucket, cache, adopt=True, base=base, progress=self._progress
+                ) as replica,
+            ):
                 for _ in replica.catch_up():
                     pass
                 replica.mirror.rescan()
-                self._baseline = [bits.copy() for bits in replica.mirror.tensors]
-                held, self._digests = replica.mirror.held, replica.mirror.digests
-        if held is None:
+                self._start_from(replica, [bits.copy() for bits in replica.mirror.tensors])
+                return
+        replica = Replica(self._bucket, MemoryMirror(), base=base, progress=self._progress)
+        for _ in replica.catch_up():
+            pass
+        self._start_from(replica, list(replica.mirror.tensors))
+
+    def _start_from(self, replica: Replica, baseline: list[Bits]) -> None:
+        held = replica.mirror.held
+        if held is None or held.run != self.run:
             raise RunNotFound(f"{self._bucket.url}: the run has no version yet")
-        self._tip = held
+        self._baseline, self._digests, self._tip = baseline, replica.mirror.digests, held
 
     # --- publishing ---------------------------------------------------------------------
 
@@ -329,15 +345,16 @@ class Publisher:
         outcome = create_record(self._bucket, keys.commit_key(commit.version), commit.encode())
         if outcome is Outcome.UNRESOLVED:
             raise CommitUnresolved(f"it is not known whether version {commit.version} exists")
-        self._pending = None
         if outcome is Outcome.LOST:
             self._conflict = WriterConflict(
                 f"another writer committed version {commit.version} of run {self.run}"
             )
+            self._pending = None
             raise self._conflict
         patch_all(self._baseline, pending.patches)
         self._digests = pending.digests
         self._tip = commit.tip
+        self._pending = None  # last: whatever interrupts this, settling does it all again
 
     def _settle(self) -> None:
         """Find out what became of a commit whose outcome was left open."""
@@ -359,6 +376,7 @@ class Publisher:
         if self._closed:
             raise PublishFailed("the publisher is closed")
         if self._conflict is not None:
+            self._seen(self._conflict)
             raise self._conflict
 
     # --- ending -------------------------------------------------------------------------
@@ -375,8 +393,8 @@ class Publisher:
             self._closed = True
             if self._worker is not None:
                 self._worker.shutdown(wait=True)
+            self._raise_failure()
             if self._conflict is None:
-                self._raise_failure()
                 self._settle()
 
     def __enter__(self) -> Publisher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -73,7 +74,10 @@ class Receipt:
     def _shipped(self, timeout: float | None) -> Shipped:
         if self._future is None:
             raise PublishFailed("this publish was skipped", hint="the next one carries its changes")
-        error = self._future.exception(timeout)
+        try:
+            error = self._future.exception(timeout)
+        except concurrent.futures.TimeoutError:  # not the builtin one before Python 3.11
+            raise TimeoutError(f"not committed after {timeout} s") from None
         if error is None:
             return self._future.result()
         if self._on_error is not None:
@@ -88,7 +92,8 @@ class Receipt:
             WriterConflict: another writer has taken the run over.
             PublishFailed: the publish was skipped.
             TimeoutError: not done after ``timeout`` seconds.
-            Bucket errors: nothing was committed.
+            Bucket errors: not committed. The next publish carries the changes, or first commits
+                this version if it had come as far as its commit.
         """
         return self._shipped(timeout).commit
 

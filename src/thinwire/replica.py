@@ -36,7 +36,7 @@ from thinwire.log.commit import AnchorFile, Commit, RunInfo, Tip
 from thinwire.log.plan import check_child, plan
 from thinwire.mirror import Mirror
 from thinwire.patch import Patch
-from thinwire.payload import decode_payloads, fetch_payload, payload_limit
+from thinwire.payload import decode_payloads, fetch_payloads, payload_limit
 from thinwire.schema import Schema
 
 __all__ = ["Replica", "Update", "UpdateStats"]
@@ -188,9 +188,12 @@ class Replica:
         trouble_since: float | None = None
         confirmed = 0.0
         while not stop.is_set():
+            if until is not None and self.version is not None and self.version >= until:
+                return
             try:
                 if self._something_new(time.monotonic() - confirmed > _CONFIRM_EVERY_S):
                     for update in self.catch_up():
+                        trouble_since = None
                         yield update
                         if stop.is_set() or (until is not None and update.version >= until):
                             return
@@ -202,8 +205,6 @@ class Replica:
                 trouble_since = trouble_since or time.monotonic()
                 if time.monotonic() - trouble_since > patience:
                     raise
-            if until is not None and self.version is not None and self.version >= until:
-                return
             stop.wait(poll)
 
     def _something_new(self, confirm: bool) -> bool:
@@ -221,8 +222,15 @@ class Replica:
 
     def _known_run(self) -> RunInfo:
         if self._run is None:
-            run = self.chain.read_run()
             held = self.mirror.held
+            try:
+                run = self.chain.read_run()
+            except RunNotFound:
+                if held is None or self._adopt:
+                    raise
+                raise HistoryRewritten(
+                    f"the mirror follows run {held.run}, {self.chain.bucket.url} holds none"
+                ) from None
             if held is not None and held.run != run.run and not self._adopt:
                 raise RunChanged(f"the mirror follows run {held.run}, the bucket holds {run.run}")
             self._run = run
@@ -301,16 +309,13 @@ class Replica:
     def _fetch(self, schema: Schema, version: int) -> _Fetched:
         started = time.perf_counter()
         commit = self._read(version)
-        limit = payload_limit(schema)
-        payloads = [
-            fetch_payload(self.chain.bucket, ref, version, limit) for ref in commit.payloads
-        ]
+        payloads = fetch_payloads(self.chain.bucket, commit, payload_limit(schema))
         return _Fetched(commit, payloads, time.perf_counter() - started)
 
     def _apply(self, fetched: _Fetched) -> Update:
         mirror, commit = self.mirror, fetched.commit
-        if mirror.held is None:
-            raise Misuse("the mirror was closed")
+        if mirror.held is None or len(mirror.tensors) != len(mirror.schema):
+            raise Misuse("the mirror is closed")
         check_child(commit, mirror.held)
         started = time.perf_counter()
         patches = decode_payloads(fetched.payloads, mirror.schema)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from thinwire.dtypes import DType, dtype
+from thinwire.dtypes import DTYPES, DType, dtype
 from thinwire.errors import SchemaMismatch, ThinwireError
 
 __all__ = ["Schema", "TensorSpec"]
@@ -46,7 +46,8 @@ class TensorSpec:
 
 def _check_name(name: object) -> str:
     if not isinstance(name, str) or not name:
-        raise SchemaMismatch(f"a tensor name must be a non-empty string, not {name!r}")
+        kind = type(name).__name__
+        raise SchemaMismatch(f"a tensor name must be a non-empty string, not a {kind}")
     if any(ord(c) < 32 for c in name) or name == "__metadata__":
         raise SchemaMismatch(f"tensor name {name!r} cannot be stored in a safetensors file")
     try:
@@ -60,12 +61,20 @@ def _check_name(name: object) -> str:
 
 def _check_spec(spec: TensorSpec) -> None:
     _check_name(spec.name)
-    if len(spec.shape) > MAX_DIMS or any(type(n) is not int or n < 0 for n in spec.shape):
-        raise SchemaMismatch(f"tensor {spec.name!r} has an impossible shape {spec.shape!r}")
+    counts = all(type(n) is int and 0 <= n < 1 << 63 for n in spec.shape)
+    if len(spec.shape) > MAX_DIMS or not counts:
+        raise SchemaMismatch(f"tensor {spec.name!r} has an impossible shape")
     # the digest joins index and bits into 64 bits; 64-bit elements count as two 32-bit words
     words, width = (2, 32) if spec.dtype.width == 64 else (1, spec.dtype.width)
     if words * spec.numel > 1 << min(64 - width, 48):
         raise SchemaMismatch(f"tensor {spec.name!r} has too many elements: {spec.numel}")
+
+
+def _spec_from_json(name: object, code: object, shape: object) -> TensorSpec:
+    name = _check_name(name)
+    if not isinstance(code, str) or code not in DTYPES or not isinstance(shape, list):
+        raise SchemaMismatch(f"tensor {name!r} has no known dtype, or no shape")
+    return TensorSpec(name, DTYPES[code], tuple(shape))
 
 
 @dataclass(frozen=True)
@@ -138,6 +147,9 @@ class Schema:
             SchemaMismatch: naming the first difference in names, dtypes, shapes or ties.
         """
         mine, theirs = set(self._ordinals), set(other._ordinals)
+        tied, untied = mine & other.aliases.keys(), theirs & self.aliases.keys()
+        if tied or untied:
+            raise SchemaMismatch(f"tied weights changed: {_some(tied | untied)}")
         gone, new = mine - theirs, theirs - mine
         if gone or new:
             missing = f" missing {_some(gone)};" if gone else ""
@@ -165,17 +177,16 @@ class Schema:
             SchemaMismatch: the value does not describe a schema.
         """
         try:
-            if not isinstance(data, dict) or len(data["tensors"]) > MAX_TENSORS:
-                raise SchemaMismatch("the schema is not an object of reasonable size")
-            tensors = tuple(
-                TensorSpec(_check_name(name), dtype(str(code)), tuple(shape))
-                for name, code, shape in data["tensors"]
-            )
-            return cls(tensors, dict(data["aliases"]))
+            rows, aliases = data["tensors"], data["aliases"]  # type: ignore[index]
+            if not isinstance(rows, list) or len(rows) > MAX_TENSORS:
+                raise SchemaMismatch("the schema is not a list of tensors of reasonable size")
+            if not isinstance(aliases, dict):
+                raise SchemaMismatch("the schema's aliases are not an object")
+            return cls(tuple(_spec_from_json(*row) for row in rows), aliases)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ThinwireError):
                 raise
-            raise SchemaMismatch(f"not a schema: {error!r}") from None
+            raise SchemaMismatch(f"not a schema: {str(error)[:100]}") from None
 
 
 def schema_of(tensors: Iterable[tuple[str, object, Iterable[int]]]) -> Schema:

@@ -9,7 +9,7 @@ in bounded pieces.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,14 +26,19 @@ __all__ = ["PIECE", "FlatTensor", "ServingDtype", "Source", "Tensor", "Weights",
 Source: TypeAlias = Any
 """A ``torch.nn.Module``, a mapping or an iterable of (name, torch tensor or numpy array)."""
 
-ServingDtype: TypeAlias = str | DType | Mapping[str, Any] | Callable[[TensorSpec], Any] | None
-"""Serving dtype: one for all wide floats, per name, or a function of the trainer's spec."""
+ServingDtype: TypeAlias = Any
+"""Serving dtype: anything :func:`~thinwire.dtypes.dtype` takes, for every tensor that has a cast to
+it; a mapping from names to such; a function from the trainer's spec to one; or None."""
 
 PIECE = 1 << 20
 """Elements per piece: large enough that Python costs nothing, small enough to stay in cache."""
 
-_DATA_PARALLEL = {"DistributedDataParallel", "DataParallel"}
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_INNER = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+}
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +85,8 @@ class Tensor:
     def in_place(self) -> bool:
         """Whether :meth:`flat` sees the owner's memory without a copy."""
         if self._is_torch:
-            return self._value.device.type == "cpu" and bool(self._value.is_contiguous())
+            value = self._value
+            return value.device.type == "cpu" and value.is_contiguous() and not value.is_neg()
         return bool(self._value.flags.c_contiguous) and self._value.dtype.isnative
 
     def identity(self) -> tuple[object, ...] | None:
@@ -89,8 +95,6 @@ class Tensor:
             return None
         value = self._value
         if self._is_torch:
-            if value.device.type == "meta":
-                raise Misuse("a tensor on the meta device has no values to publish")
             return (str(value.device), value.data_ptr(), value.stride(), self.shape, self.dtype)
         return ("cpu", value.ctypes.data, value.strides, self.shape, self.dtype)
 
@@ -133,7 +137,7 @@ def _bits(value: Any, kind: DType, is_torch: bool) -> Bits:
             array = array.astype(array.dtype.newbyteorder("="))
         return array.view(kind.bits)
     torch = sys.modules["torch"]
-    flat = value.detach().contiguous().reshape(-1).cpu()
+    flat = value.detach().resolve_neg().contiguous().reshape(-1).cpu()
     integer = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[kind.width]
     bits: Bits = flat.view(integer).numpy().view(kind.bits)
     return bits
@@ -166,10 +170,12 @@ class Weights:
             UnsupportedDtype: an element type or a cast that thinwire does not handle.
             SchemaMismatch: two tensors have one name.
         """
-        stored, aliases = _untie(named_tensors(source), _preferred_names(source))
+        stored, aliases = _untie(*_read(source))
         specs = {
             name: TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in stored.items()
         }
+        if isinstance(dtype, Mapping) and (unknown := sorted(dtype.keys() - specs.keys())):
+            raise Misuse(f"a serving dtype is given for {unknown[0]!r}, which is not there")
         schema = Schema(
             tuple(TensorSpec(n, _serving(s, dtype), s.shape) for n, s in specs.items()), aliases
         )
@@ -208,7 +214,7 @@ def _serving(spec: TensorSpec, wanted: ServingDtype) -> DType:
         return spec.dtype
     if isinstance(wanted, Mapping):
         chosen = wanted.get(spec.name)
-    elif isinstance(wanted, (str, DType)) or not callable(wanted):
+    elif isinstance(wanted, (str, DType, type)) or not callable(wanted):
         one = dtype(wanted)
         chosen = one if _castable(spec.dtype, one) else None
     else:
@@ -224,9 +230,14 @@ def named_tensors(source: Source) -> dict[str, Tensor]:
     Raises:
         Misuse, SchemaMismatch, UnsupportedDtype: as for :meth:`Weights.of`.
     """
-    if hasattr(source, "state_dict") and hasattr(source, "named_parameters"):
-        while type(source).__name__ in _DATA_PARALLEL:
-            source = source.module
+    return _read(source)[0]
+
+
+def _read(source: Source) -> tuple[dict[str, Tensor], set[str]]:
+    """The named tensors, and which of the names their checkpoint prefers among tied ones."""
+    is_module = hasattr(source, "state_dict") and hasattr(source, "named_parameters")
+    if is_module:
+        source = _unwrapped(source)
         pairs: Iterable[Any] = source.state_dict(keep_vars=True).items()
     elif isinstance(source, Mapping):
         pairs = source.items()
@@ -242,28 +253,89 @@ def named_tensors(source: Source) -> dict[str, Tensor]:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):
             raise Misuse(f"not a (name, tensor) pair: {str(pair)[:60]}")
         name, value = pair
-        if not (hasattr(value, "dtype") and hasattr(value, "shape")):
-            if name.endswith("_extra_state"):
-                continue
-            raise Misuse(f"{name!r} is a {type(value).__name__}, not a tensor")
+        if name.endswith("_extra_state") and not _is_torch(value):
+            continue
+        _require_values(name, value)
         canonical = _canonical(name)
         if canonical in found:
             raise SchemaMismatch(f"two tensors are named {canonical!r}")
         found[canonical] = Tensor(value)
     if found and all(name.startswith("module.") for name in found):
         found = {name.removeprefix("module."): tensor for name, tensor in found.items()}
-    return found
+    if not is_module:
+        return found, set()
+    stored_as = _checkpoint_names(source, found)
+    named = {stored_as.get(name, name): tensor for name, tensor in found.items()}
+    return named, {stored_as.get(name, name) for name in _tie_sources(source)}
+
+
+def _unwrapped(module: Any) -> Any:
+    """The model itself, without data parallelism and compilation around it."""
+    while (attribute := _INNER.get(type(module).__name__)) is not None:
+        module = getattr(module, attribute)
+    return module
+
+
+def _is_torch(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _require_values(name: str, value: Any) -> None:
+    if isinstance(value, (FlatTensor, np.ndarray)):
+        return
+    if not _is_torch(value):
+        raise Misuse(f"{name!r} is a {type(value).__name__}, not a tensor")
+    if value.device.type == "meta":
+        raise Misuse(f"{name!r} is on the meta device: it has no values to publish")
+    if value.layout is not sys.modules["torch"].strided:
+        raise Misuse(f"{name!r} is a sparse tensor", hint="pass a dense one")
+    # DTensor and the like hold their elements elsewhere: their own address says nothing
+    if hasattr(type(value), "__tensor_flatten__"):
+        raise Misuse(
+            f"{name!r} is a {type(value).__name__}, which holds its elements in other tensors",
+            hint="pass whole, plain tensors: for a DTensor, its full_tensor()",
+        )
 
 
 def _canonical(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    *modules, leaf = name.split(".")
+    return ".".join([part for part in modules if part not in _WRAPPERS] + [leaf])
 
 
-def _preferred_names(source: Source) -> set[str]:
-    """Names that the checkpoint stores; others of the same storage become aliases of them."""
-    tied = getattr(source, "_tied_weights_keys", None)
+def _checkpoint_names(model: Any, named: Mapping[str, Tensor]) -> dict[str, str]:
+    """What a transformers model's checkpoint calls its tensors, where the names differ.
+
+    Since version 5, transformers may fuse on loading what checkpoints keep apart, and undoes it
+    in ``save_pretrained``. The same function is asked here, with tensors that hold no memory.
+
+    Raises:
+        Misuse: the checkpoint holds other tensors than the model.
+    """
+    loading = sys.modules.get("transformers.core_model_loading")
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if not loading or not modeling or not isinstance(model, modeling.PreTrainedModel):
+        return {}
+    empty = sys.modules["torch"].empty
+    shells = {n: empty(t.shape, dtype=t.value.dtype, device="meta") for n, t in named.items()}
+    names = {id(shell): name for name, shell in shells.items()}
+    stored_as = {}
+    for name, tensor in loading.revert_weight_conversion(model, shells).items():
+        if id(tensor) in names:
+            stored_as[names[id(tensor)]] = name
+    if apart := sorted(named.keys() - stored_as.keys()):
+        raise Misuse(
+            f"the checkpoint of {type(model).__name__} holds {apart[0]!r} in another layout",
+            hint="pass the checkpoint's own tensors: transformers.core_model_loading."
+            "revert_weight_conversion(model, model.state_dict())",
+        )
+    return stored_as
+
+
+def _tie_sources(model: Any) -> set[str]:
+    """What a transformers model ties other names to: ``save_pretrained`` keeps these."""
+    expanded = getattr(model, "all_tied_weights_keys", None)
+    tied = expanded or getattr(model, "_tied_weights_keys", None)
     return {str(v) for v in tied.values()} if isinstance(tied, Mapping) else set()
 
 

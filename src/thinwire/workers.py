@@ -7,14 +7,15 @@ child, and trainers do both. A forked child gets a pool of its own.
 
 from __future__ import annotations
 
+import collections
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from thinwire.errors import Misuse
 
-__all__ = ["available_threads", "parallel_map"]
+__all__ = ["available_threads", "parallel_imap", "parallel_map"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,7 +31,7 @@ def available_threads() -> int:
     """
     wanted = os.environ.get("THINWIRE_NUM_THREADS")
     if wanted:
-        if not wanted.isdigit() or int(wanted) < 1:
+        if not wanted.isdecimal() or int(wanted) < 1:
             raise Misuse(f"THINWIRE_NUM_THREADS={wanted!r} is not a positive integer")
         return int(wanted)
     if hasattr(os, "sched_getaffinity"):
@@ -46,18 +47,30 @@ def parallel_map(
     The first exception is raised once every started call has ended. ``function`` must not call
     ``parallel_map`` itself.
     """
+    return list(parallel_imap(function, items, threads=threads))
+
+
+def parallel_imap(
+    function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None
+) -> Iterator[R]:
+    """Like :func:`parallel_map`, but each result is let go of once it is handed out."""
     work = list(items)
     count = min(available_threads() if threads is None else threads, len(work))
     if count <= 1:
-        return [function(item) for item in work]
+        yield from map(function, work)
+        return
     pool = _pools.get(count)
     if pool is None:
         pool = _pools.setdefault(count, ThreadPoolExecutor(count, thread_name_prefix="thinwire"))
-    futures = [pool.submit(function, item) for item in work]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise errors[0]
-    return [future.result() for future in futures]
+    futures = collections.deque(pool.submit(function, item) for item in work)
+    try:
+        while futures:
+            yield futures.popleft().result()
+    finally:
+        # an error, or a KeyboardInterrupt: nothing may run on behind the caller's back
+        for future in futures:
+            future.cancel()
+        wait(futures)
 
 
 if hasattr(os, "register_at_fork"):

@@ -63,8 +63,10 @@ def plain_logprobs(model: Any, temperature: float) -> Any:
     return torch.cat(parts)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_packed_logprobs_equal_plain_ones(masters: Any, temperature: float) -> None:
+def test_packed_logprobs_equal_plain_ones(masters: Any, temperature: float, attention: str) -> None:
+    masters.set_attn_implementation(attention)
     with torch.no_grad():
         packed = completion_logprobs(masters, PROMPTS, COMPLETIONS, temperature)
         torch.testing.assert_close(packed, plain_logprobs(masters, temperature))

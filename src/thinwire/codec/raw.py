@@ -66,7 +66,7 @@ def _patch(name: str, tensors: Mapping[str, Bits], header: wire.Header, schema: 
     indices, values = header.entries[name + ".indices"], header.entries[name + ".values"]
     if indices.dtype != _INDEX[index.str] or values.dtype != spec.dtype:
         raise CorruptPayload(f"{name}: dtypes {indices.dtype} and {values.dtype} do not fit {spec}")
-    if len(indices.shape) != 1 or indices.shape != values.shape:
+    if len(indices.shape) != 1 or indices.shape != values.shape or not indices.shape[0]:
         raise CorruptPayload(
             f"{name}: shapes {indices.shape} and {values.shape} are not one length"
         )

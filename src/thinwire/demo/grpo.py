@@ -112,8 +112,10 @@ def completion_logprobs(
         ids[index, :length] = row.ids
         positions[index, :length] = row.positions
         mask[index, :length, :length] = row.mask
+    # Additive, since not every attention implementation takes a boolean mask of this shape.
+    bias = torch.where(mask, 0.0, torch.finfo(torch.float32).min)[:, None]
     hidden = model.base_model(
-        input_ids=ids, attention_mask=mask[:, None], position_ids=positions, use_cache=False
+        input_ids=ids, attention_mask=bias, position_ids=positions, use_cache=False
     ).last_hidden_state
     sources = torch.cat([row.sources + index * width for index, row in enumerate(rows)])
     targets = torch.cat([row.targets for row in rows])

@@ -49,8 +49,7 @@ def sample(
     seed: int = 0,
     guard: Guard = nullcontext,
 ) -> list[Completion]:
-    """Draw ``n`` completions per prompt and return them prompt by prompt (``len(prompts) * n`` of
-    them).
+    """Draw ``n`` completions per prompt; return all ``len(prompts) * n``, prompt by prompt.
 
     Args:
         model: a transformers causal language model in eval mode; its dtype is used as it is.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 from thinwire.errors import CorruptPayload, ThinwireError
@@ -98,7 +98,7 @@ class RunInfo:
             CorruptPayload, UnsupportedFormat
         """
         body = open_record("run", data)
-        return _checked(
+        run = _checked(
             "run record",
             lambda: cls(
                 _match(_NONCE, body["run"]),
@@ -108,6 +108,20 @@ class RunInfo:
                 _count(body["time_ms"]),
             ),
         )
+        if run.hash != record_hash(data):
+            run = _ForeignRun(**_fields(run), stored=record_hash(data))
+        return run
+
+
+@dataclass(frozen=True)
+class _ForeignRun(RunInfo):
+    """A run with keys this version does not know: its hash is that of the stored bytes."""
+
+    stored: str = ""
+
+    @property
+    def hash(self) -> str:
+        return self.stored
 
 
 @dataclass(frozen=True)
@@ -191,7 +205,7 @@ class Commit:
                 _match(_NONCE, body["writer"]),
                 tuple(
                     PayloadRef(_text(p["key"]), _count(p["size"]), _match(_SHA256, p["sha256"]))
-                    for p in body["payloads"]
+                    for p in _list(body["payloads"])
                 ),
                 _match(_SHA256, body["digest"]),
                 _count(body["changed"]),
@@ -203,7 +217,7 @@ class Commit:
         )
         # keys that a newer minor version added are ignored, but they belong to the hash
         if commit.hash != record_hash(data):
-            commit = _Foreign(**commit.__dict__, stored=record_hash(data))
+            commit = _Foreign(**_fields(commit), stored=record_hash(data))
         return commit
 
 
@@ -266,16 +280,20 @@ class Manifest:
                 _match(_SHA256, body["digest"]),
                 tuple(
                     AnchorFile(_text(f["path"]), _count(f["size"]), _match(_SHA256, f["sha256"]))
-                    for f in body["files"]
+                    for f in _list(body["files"])
                 ),
             ),
         )
 
 
+def _fields(record: RunInfo | Commit) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
 def _checked(what: str, build: Callable[[], T]) -> T:
     try:
         return build()
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         detail = str(error) if isinstance(error, ThinwireError) else repr(error)
         raise CorruptPayload(f"{what}: {detail[:200]}") from None
 
@@ -283,6 +301,12 @@ def _checked(what: str, build: Callable[[], T]) -> T:
 def _match(pattern: re.Pattern[str], value: Any) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{str(value)[:80]!r} is not of the form {pattern.pattern}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{str(value)[:80]!r} is not a list")
     return value
 
 

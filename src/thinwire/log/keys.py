@@ -28,9 +28,9 @@ MANIFEST = "manifest.json"
 
 MAX_VERSION = 10**10 - 1
 
-_COMMIT = re.compile(r"commits/(\d{10})\.json")
-_DELTA = re.compile(r"deltas/(\d{10})-[0-9a-f]{32}\.safetensors")
-_ANCHOR = re.compile(r"anchors/(\d{10})-[0-9a-f]{32}/manifest\.json")
+_COMMIT = re.compile(r"commits/([0-9]{10})\.json")
+_DELTA = re.compile(r"deltas/([0-9]{10})-[0-9a-f]{32}\.safetensors")
+_ANCHOR = re.compile(r"anchors/([0-9]{10})-[0-9a-f]{32}/manifest\.json")
 
 
 def _digits(version: int) -> str:
