@@ -292,5 +292,5 @@ def test_pieces_cover_a_tensor_in_order() -> None:
 
 
 def test_a_serving_dtype_for_a_name_that_is_not_there_is_refused() -> None:
-    with pytest.raises(Misuse, match="layer.wieght"):
+    with pytest.raises(Misuse, match=r"layer\.wieght"):
         Weights.of({"layer.weight": torch.zeros(2)}, dtype={"layer.wieght": "bf16"})

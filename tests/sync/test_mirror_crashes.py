@@ -380,6 +380,11 @@ def test_an_entry_torn_at_any_byte_is_dropped_and_the_next_sync_works(
     mirror.close()
 
 
+def opened_and_verified(folder: Path) -> None:
+    with DiskMirror(folder) as mirror:
+        mirror.verify()
+
+
 def test_a_flipped_byte_anywhere_is_caught_by_opening_or_by_verify(
     kit: SimpleNamespace, unfinished: Path, tmp_path: Path
 ) -> None:
@@ -398,8 +403,10 @@ def test_a_flipped_byte_anywhere_is_caught_by_opening_or_by_verify(
                 damaged = bytearray(data)
                 damaged[at] ^= 1 << (at % 8)
                 (folder / name).write_bytes(damaged)
-                with pytest.raises((MirrorCorrupt, DigestMismatch)), DiskMirror(folder) as mirror:
-                    mirror.verify()
+                # what is replayed is proved at once, everything else by verify()
+                look = DiskMirror if name == str(JOURNAL) else opened_and_verified
+                with pytest.raises((MirrorCorrupt, DigestMismatch)):
+                    look(folder)
                 for restored, content in contents.items():
                     (folder / restored).write_bytes(content)
     with DiskMirror(closed) as mirror:
