@@ -205,12 +205,15 @@ def interruptible() -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into :class:`Interrupted`, once; later ones are ignored
     until the block ends, so that cleaning up is not interrupted by a second Ctrl-C.
 
-    Does nothing outside the main thread, where Python allows no handlers.
+    SIGHUP stays ignored where it is (under nohup). Does nothing outside the main thread, where
+    Python allows no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         for each in signals:

@@ -35,8 +35,11 @@ from thinwire.replica import Update
 class RolloutServer:
     """A live model, its follower's bookkeeping, and the functions behind the API."""
 
-    def __init__(self, engine: TransformersEngine, tokenizer: Any, limits: Limits) -> None:
+    def __init__(
+        self, engine: TransformersEngine, tokenizer: Any, limits: Limits, threads: int
+    ) -> None:
         self.engine = engine
+        self._threads = threads
         self._tokenizer = tokenizer
         config = engine.model.config
         self.limits = replace(
@@ -115,6 +118,7 @@ class RolloutServer:
             self._waiting.release()
 
     def _generate(self, request: Any) -> dict[str, Any]:
+        torch.set_num_threads(self._threads)  # of this thread; the follower has its own count
         asked = time.perf_counter()
         with self.engine.generating() as started:
             began = time.perf_counter()
@@ -174,7 +178,7 @@ def serve(channel: Channel) -> None:
     engine.model.eval()
     tokenizer = AutoTokenizer.from_pretrained(mirror.folder)
     limits = Limits(**channel.config.get("limits", {}))
-    server = RolloutServer(engine, tokenizer, limits)
+    server = RolloutServer(engine, tokenizer, limits, settings.server_threads)
     _warm_up(server)
     api = ApiServer(
         {
@@ -191,6 +195,9 @@ def serve(channel: Channel) -> None:
     trouble: list[BaseException] = []
 
     def follow() -> None:
+        # a scatter in several threads would wait, inside the pause, for whichever of them the
+        # trainer has pushed off its core
+        torch.set_num_threads(1)
         try:
             for update in updates:
                 channel.send(server.apply(update))
