@@ -21,7 +21,7 @@ from thinwire.checkpoint import (
     index_json,
     lay_out,
 )
-from thinwire.errors import CorruptPayload, InvalidKey, KeyNotFound, VersionGone
+from thinwire.errors import CorruptPayload, InvalidKey, KeyNotFound, Misuse, VersionGone
 from thinwire.log import keys
 from thinwire.log.commit import AnchorFile, Manifest, PayloadRef
 from thinwire.patch import Bits
@@ -74,6 +74,7 @@ def write_anchor(
     Raises:
         InvalidCheckpoint: ``assets`` is not a folder.
         InvalidKey: an asset's file name cannot be stored.
+        Misuse: an asset is larger than readers accept.
         Bucket errors.
     """
     shards = lay_out(schema, max_shard=max_shard)
@@ -87,7 +88,7 @@ def write_anchor(
     if len(shards) > 1:
         contents[INDEX] = index_json(schema, shards)
     for path in asset_files(assets) if assets is not None else []:
-        contents[check_key(path.name)] = path
+        contents[_asset_name(path)] = path
     files = tuple(
         AnchorFile(name, data_size(data), _sha256(data)) for name, data in sorted(contents.items())
     )
@@ -102,6 +103,17 @@ def write_anchor(
             progress("upload anchor", done, total)
     upload(bucket, prefix + keys.MANIFEST, manifest, len(manifest))
     return PayloadRef(prefix + keys.MANIFEST, len(manifest), sha256)
+
+
+def _asset_name(path: Path) -> str:
+    hint = "move it elsewhere, or publish without assets"
+    try:
+        name = check_key(path.name)
+    except InvalidKey:
+        raise InvalidKey(f"{path}: its name cannot be stored", hint=hint) from None
+    if data_size(path) > MAX_ASSET:
+        raise Misuse(f"{path}: an asset has at most {MAX_ASSET} bytes", hint=hint)
+    return name
 
 
 def fetch_manifest(bucket: Bucket, ref: PayloadRef, schema: Schema) -> Manifest:

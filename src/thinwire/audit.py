@@ -21,6 +21,7 @@ from thinwire.errors import (
     CorruptPayload,
     HistoryRewritten,
     KeyNotFound,
+    Misuse,
     Resync,
     RunNotFound,
     SchemaMismatch,
@@ -279,7 +280,13 @@ class BucketAudit:
         try:
             payloads = fetch_payloads(self.bucket, commit, limit)
             self._count(commit.payload_bytes, len(payloads))
-            return None if self.run is None else decode_payloads(payloads, self.run.schema)
+            if self.run is None:
+                return None
+            replayed = self.report.replayed == commit.version - 1
+            base = self.mirror.tensors if replayed else None
+            return decode_payloads(payloads, self.run.schema, base)
+        except Misuse:
+            return None  # what it applies to could not be rebuilt, and is reported as such
         except Resync as error:
             self._problem(", ".join(ref.key for ref in commit.payloads), error)
             return None

@@ -24,7 +24,7 @@ BF16_NAN = 0x7FC0
 F16_NAN = 0x7E00
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _f32_to_bf16(source: Bits, target: Bits) -> None:
     for i in range(source.size):
         x = np.uint32(source[i])
@@ -33,7 +33,7 @@ def _f32_to_bf16(source: Bits, target: Bits) -> None:
         target[i] = np.uint16(BF16_NAN) if is_nan else np.uint16(rounded >> np.uint32(16))
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _f32_to_f16(source: Bits, target: Bits) -> None:
     for i in range(source.size):
         x = np.uint32(source[i])

@@ -18,6 +18,7 @@ from thinwire.errors import (
     CorruptPayload,
     HistoryRewritten,
     KeyNotFound,
+    Misuse,
     RunNotFound,
 )
 from thinwire.log import keys
@@ -116,6 +117,8 @@ class Chain:
     """The records of the run in one bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
+        if not isinstance(bucket, Bucket):
+            raise Misuse(f"{bucket!r} is not a bucket", hint="pass open_bucket(url)")
         self.bucket = bucket
 
     def read_run(self) -> RunInfo:

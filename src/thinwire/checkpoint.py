@@ -26,6 +26,9 @@ INDEX = "model.safetensors.index.json"
 MAX_SHARD = 5 << 30
 """Bytes of tensor data per shard; the usual size on the Hub."""
 
+MANIFEST = "manifest.json"
+"""An anchor's own file: a checkpoint that was copied out of a bucket has one, too."""
+
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".pkl")
 """Endings of weight files that never travel: not canonical, and many of them pickles."""
 
@@ -98,6 +101,7 @@ def asset_files(folder: Path) -> list[Path]:
         and not path.name.startswith(".")
         and not path.name.endswith((".safetensors", *OTHER_WEIGHTS))
         and not path.name.endswith(".index.json")
+        and path.name != MANIFEST
     )
 
 

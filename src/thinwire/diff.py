@@ -29,7 +29,7 @@ Changes = tuple[Positions, Bits]
 Visit = Callable[[int, int, Bits], "Changes | None"]
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _find_changes(
     old: Bits,
     new: Bits,

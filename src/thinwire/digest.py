@@ -62,7 +62,7 @@ class TensorDigest(NamedTuple):
 ZERO = TensorDigest(0, 0)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _mix_lo(x: np.uint64) -> np.uint64:
     x ^= _LO_SEED
     x = (x ^ (x >> _U30)) * _LO_MUL1
@@ -71,7 +71,7 @@ def _mix_lo(x: np.uint64) -> np.uint64:
     return mixed
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _mix_hi(x: np.uint64) -> np.uint64:
     x ^= _HI_SEED
     x = (x ^ (x >> _U33)) * _HI_MUL1
@@ -80,7 +80,7 @@ def _mix_hi(x: np.uint64) -> np.uint64:
     return mixed
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _digest_run(bits: Bits, start: np.uint64, width: np.uint64) -> tuple[np.uint64, np.uint64]:
     lo = np.uint64(0)
     hi = np.uint64(0)
@@ -91,7 +91,7 @@ def _digest_run(bits: Bits, start: np.uint64, width: np.uint64) -> tuple[np.uint
     return lo, hi
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _digest_change(
     base: Bits, positions: Positions, bits: Bits, width: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
@@ -106,7 +106,7 @@ def _digest_change(
     return lo, hi
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _digest_change_64(base: Bits, positions: Positions, bits: Bits) -> tuple[np.uint64, np.uint64]:
     lo = np.uint64(0)
     hi = np.uint64(0)

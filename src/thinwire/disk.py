@@ -19,6 +19,7 @@ import contextlib
 import gc
 import os
 import shutil
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,14 @@ from thinwire.mirror_folder import (
     INCOMING,
     JOURNAL,
     STATE,
+    WRITER,
     MirrorState,
     damaged_files,
     header_hash,
     is_mirror,
     locked,
     read_state,
+    unlock,
     writer_lock,
 )
 from thinwire.patch import Bits, Patch
@@ -78,7 +81,7 @@ class DiskMirror(Mirror):
     def __init__(
         self, folder: str | Path, *, swap: bool = False, journal_limit: int = JOURNAL_LIMIT
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(os.path.abspath(folder))
         self._control = self.folder / CONTROL
         self._swap = swap
         self._journal_limit = journal_limit
@@ -88,6 +91,8 @@ class DiskMirror(Mirror):
         self._failed = False
         _claim(self.folder)
         self._writer = writer_lock(self.folder)
+        self._process = os.getpid()
+        self._unlock = weakref.finalize(self, _let_go, self._writer, self._process)
         try:
             if (self._control / STATE).exists():
                 self._recover()
@@ -218,7 +223,25 @@ class DiskMirror(Mirror):
             self._journal.close()
             self._journal = None
 
+    def _is_ours(self) -> bool:
+        """Whether this process is the writer of the folder that is there now."""
+        try:
+            there = os.stat(self._control / WRITER)
+        except OSError:
+            return False
+        return os.getpid() == self._process and os.path.samestat(there, os.fstat(self._writer))
+
     def _require_whole(self) -> None:
+        if os.getpid() != self._process:
+            raise Misuse(
+                f"this process is a fork of the one that writes {self.folder}",
+                hint="use the mirror in the process that opened it",
+            )
+        if self._writer >= 0 and not self._is_ours():
+            raise MirrorCorrupt(
+                f"{self.folder} was moved, replaced or deleted while it was in use",
+                hint="open the mirror where it is now, or pull into a fresh folder",
+            )
         if self._failed:
             raise MirrorCorrupt(
                 f"writing {self.folder} failed half-way",
@@ -373,7 +396,7 @@ class DiskMirror(Mirror):
         if self._writer < 0:
             return
         try:
-            if self._journal is not None and self._journal.size:
+            if self._journal is not None and self._journal.size and self._is_ours():
                 with self._patching():
                     self._checkpoint()
         finally:
@@ -384,8 +407,16 @@ class DiskMirror(Mirror):
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        os.close(self._writer)
+        self._unlock()
         self._writer = -1
+
+
+def _let_go(writer: int, process: int) -> None:
+    """Unlock; in a fork of the writer only close, since the lock is the other's as well."""
+    if os.getpid() == process:
+        unlock(writer)
+    else:
+        os.close(writer)
 
 
 def _claim(folder: Path) -> None:

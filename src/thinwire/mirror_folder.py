@@ -36,6 +36,7 @@ __all__ = [
     "locked",
     "read_held",
     "read_state",
+    "unlock",
     "writer_lock",
 ]
 
@@ -179,7 +180,7 @@ def header_hash(path: Path) -> str:
 
 
 def writer_lock(folder: Path) -> int:
-    """A descriptor that makes this process the mirror's writer until it is closed.
+    """A descriptor that makes this process the mirror's writer until it is unlocked.
 
     Raises:
         MirrorBusy: another process is.
@@ -202,5 +203,13 @@ def locked(folder: Path, *, exclusive: bool) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
+    finally:
+        unlock(descriptor)
+
+
+def unlock(descriptor: int) -> None:
+    """Give up a lock. Closing alone would leave it to a child forked meanwhile, for its lifetime."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)

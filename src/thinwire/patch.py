@@ -73,7 +73,7 @@ class Patch:
         return self
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _increasing_below(positions: Positions, numel: int) -> bool:
     last = np.int64(-1)
     good = True
@@ -84,7 +84,7 @@ def _increasing_below(positions: Positions, numel: int) -> bool:
     return good and last < numel
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _scatter(target: Bits, positions: Positions, bits: Bits) -> None:
     for i in range(positions.size):
         target[positions[i]] = bits[i]

@@ -10,7 +10,7 @@ from thinwire.bucket import Bucket
 from thinwire.errors import CorruptPayload, KeyNotFound, VersionGone
 from thinwire.log import keys
 from thinwire.log.commit import Commit, PayloadRef
-from thinwire.patch import Patch
+from thinwire.patch import Bits, Patch
 from thinwire.schema import Schema
 
 __all__ = ["decode_payloads", "fetch_payload", "fetch_payloads", "payload_limit"]
@@ -68,13 +68,21 @@ def fetch_payload(bucket: Bucket, ref: PayloadRef, version: int, limit: int) -> 
     return data
 
 
-def decode_payloads(payloads: Sequence[bytearray], schema: Schema) -> list[Patch]:
+def decode_payloads(
+    payloads: Sequence[bytearray], schema: Schema, base: Sequence[Bits] | None
+) -> list[Patch]:
     """The patches of a version's payloads, checked, in schema order.
+
+    Args:
+        base: per tensor ``(numel,)`` bits of the version before; None to read only payloads that
+            do not need it.
 
     Raises:
         CorruptPayload, UnsupportedFormat
+        Misuse: a payload needs the base.
     """
-    patches = [p for data in payloads for p in codec.decode(memoryview(data).toreadonly(), schema)]
+    views = [memoryview(data).toreadonly() for data in payloads]
+    patches = [patch for view in views for patch in codec.decode(view, schema, base)]
     ordinals = [patch.ordinal for patch in patches]
     if len(set(ordinals)) != len(ordinals):
         raise CorruptPayload("two payloads of one version change the same tensor")

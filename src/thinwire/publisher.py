@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -100,7 +102,7 @@ class Publisher:
         resume: Literal["auto", "require", "new"] = "auto",
         fence: bool = True,
         busy: Literal["wait", "skip"] = "wait",
-        codec: str = "raw",
+        codec: str = "auto",
         base: str = "",
         cache: str | Path | None = None,
         step: int | None = None,
@@ -110,12 +112,13 @@ class Publisher:
     ) -> None:
         _one_of("resume", resume, ("auto", "require", "new"))
         _one_of("busy", busy, ("wait", "skip"))
-        _one_of("codec", codec, tuple(codecs.CODECS))
+        step = _checked_step(step)
         self._chain = Chain(bucket)
         self._bucket = bucket
-        self._busy, self._codec, self._threads = busy, codec, threads
+        self._busy, self._codec, self._threads = busy, codecs.resolve(codec), threads
         self._progress = progress
         self._writer = new_nonce()
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
         self._flying: Future[Shipped] | None = None
@@ -125,7 +128,7 @@ class Publisher:
         self._closed = False
         self._baseline: list[Bits] = []
         self._digests: list[TensorDigest] = []
-        self._run, weights, created = self._open_run(source, dtype, resume, base)
+        self._run, weights, created = self._open_run(source, dtype, resume, _checked_base(base))
         self._tip: Tip = self._run.tip
         self._full_bytes, self._elements = self.schema.nbytes, self.schema.numel
         head = None if created else self._chain.head()
@@ -169,6 +172,8 @@ class Publisher:
                 raise RunExists(f"{self._bucket.url} already holds run {run.run}")
             return run, Weights.matching(source, run.schema), False
         weights = Weights.of(source, dtype=dtype)
+        if not len(weights.schema):
+            raise Misuse("there is not one tensor to publish", hint="was an iterator used up?")
         run = RunInfo(new_nonce(), self._writer, weights.schema, base, _now_ms())
         outcome = create_record(self._bucket, keys.RUN, run.encode())
         if outcome is Outcome.LOST:
@@ -240,11 +245,14 @@ class Publisher:
 
         Raises:
             SchemaMismatch: a name, shape, dtype or tie changed; nothing was uploaded.
+            Misuse: the step is no 64-bit integer, or this process is a fork of the publisher's.
             WriterConflict: another writer has taken the run over; this one is finished.
             PublishFailed: the publisher is closed.
             CommitUnresolved: an earlier commit's outcome still cannot be learned.
             An earlier publish's error that nobody has asked its receipt for.
         """
+        step = _checked_step(step)
+        self._require_own_process()
         with self._lock:
             self._require_usable()
             flying = self._flying
@@ -306,7 +314,13 @@ class Publisher:
             return [], []
         version = self.version + 1
         metadata = {"run": self.run, "version": str(version), "base": str(self.version)}
-        buffers = codecs.encode(patches, codec=self._codec, metadata=metadata)
+        buffers = codecs.encode(
+            patches,
+            codec=self._codec,
+            metadata=metadata,
+            base=self._baseline,
+            threads=self._threads,
+        )
         digest = hashlib.sha256()
         for buffer in buffers:
             digest.update(buffer)
@@ -372,6 +386,14 @@ class Publisher:
         if failure is not None and not isinstance(failure, CommitUnresolved):
             raise failure
 
+    def _require_own_process(self) -> None:
+        # a fork has neither the thread that ships nor the right to commit as the same writer
+        if os.getpid() != self._process:
+            raise Misuse(
+                "this process is a fork of the one that made the publisher",
+                hint="publish there, or make a publisher here: it takes the run over",
+            )
+
     def _require_usable(self) -> None:
         if self._closed:
             raise PublishFailed("the publisher is closed")
@@ -387,6 +409,8 @@ class Publisher:
         Raises:
             The error of a publish that failed and was not looked at.
         """
+        if os.getpid() != self._process:
+            return  # what is in flight is the other process's to finish
         with self._lock:
             if self._closed:
                 return
@@ -420,6 +444,28 @@ class Publisher:
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise Misuse(f"{what}={value!r}", hint=f"one of {', '.join(map(repr, allowed))}")
+
+
+def _checked_base(base: str | os.PathLike[str]) -> str:
+    name = os.fspath(base)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise Misuse(f"base={name!r} is not valid Unicode", hint="give it a plain name") from None
+    return name
+
+
+def _checked_step(step: object) -> int | None:
+    """The step as the integer a commit can hold: a record with any other would be unreadable."""
+    if step is None:
+        return None
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(step, bool) or abs(number) >= 1 << 63:
+        raise Misuse(f"step={step!r} is not a 64-bit integer", hint="count optimizer steps")
+    return number
 
 
 def _now_ms() -> int:

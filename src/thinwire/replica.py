@@ -42,6 +42,7 @@ from thinwire.schema import Schema
 __all__ = ["Replica", "Update", "UpdateStats"]
 
 _CONFIRM_EVERY_S = 30.0
+_LONGEST_POLL_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,8 @@ class Replica:
         Raises:
             As for :meth:`sync`.
         """
+        if not 0 <= poll <= _LONGEST_POLL_S:
+            raise Misuse(f"poll={poll!r} is not between 0 and {_LONGEST_POLL_S:.0f} seconds")
         stop = stop or threading.Event()
         trouble_since: float | None = None
         confirmed = 0.0
@@ -318,7 +321,7 @@ class Replica:
             raise Misuse("the mirror is closed")
         check_child(commit, mirror.held)
         started = time.perf_counter()
-        patches = decode_payloads(fetched.payloads, mirror.schema)
+        patches = decode_payloads(fetched.payloads, mirror.schema, mirror.tensors)
         decoded = time.perf_counter()
         digests = list(mirror.digests)
         for patch in patches:

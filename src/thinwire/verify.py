@@ -27,6 +27,7 @@ from thinwire.mirror_folder import (
     locked,
     read_held,
     read_state,
+    unlock,
     writer_lock,
 )
 from thinwire.workers import parallel_map
@@ -121,7 +122,7 @@ def _check_live(report: MirrorReport, progress: Progress | None) -> bool:
     with locked(report.folder, exclusive=False):
         # a writer that is alive is not in the middle of a patch now, and cannot begin one
         try:
-            os.close(writer_lock(report.folder))
+            unlock(writer_lock(report.folder))
         except MirrorBusy:
             report.live = True
             _check(report, read_held(report.folder), progress)

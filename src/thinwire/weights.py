@@ -95,7 +95,8 @@ class Tensor:
             return None
         value = self._value
         if self._is_torch:
-            return (str(value.device), value.data_ptr(), value.stride(), self.shape, self.dtype)
+            place = (str(value.device), value.data_ptr(), value.is_neg())
+            return (*place, value.stride(), self.shape, self.dtype)
         return ("cpu", value.ctypes.data, value.strides, self.shape, self.dtype)
 
     def flat(self) -> Bits:
@@ -290,12 +291,25 @@ def _require_values(name: str, value: Any) -> None:
         raise Misuse(f"{name!r} is on the meta device: it has no values to publish")
     if value.layout is not sys.modules["torch"].strided:
         raise Misuse(f"{name!r} is a sparse tensor", hint="pass a dense one")
+    if value.numel() and not _has_memory(value):
+        raise Misuse(
+            f"the memory of {name!r} has been released: it has no values to publish",
+            hint="gather sharded or offloaded weights first, or pass their full state dict",
+        )
     # DTensor and the like hold their elements elsewhere: their own address says nothing
     if hasattr(type(value), "__tensor_flatten__"):
         raise Misuse(
             f"{name!r} is a {type(value).__name__}, which holds its elements in other tensors",
             hint="pass whole, plain tensors: for a DTensor, its full_tensor()",
         )
+
+
+def _has_memory(value: Any) -> bool:
+    """Whether there is storage behind a tensor; sharding frameworks free it between uses."""
+    try:
+        return bool(value.untyped_storage().nbytes())
+    except (RuntimeError, NotImplementedError):
+        return True  # some subclasses have none of their own
 
 
 def _canonical(name: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from thinwire.errors import Misuse
@@ -62,7 +62,15 @@ def parallel_imap(
     pool = _pools.get(count)
     if pool is None:
         pool = _pools.setdefault(count, ThreadPoolExecutor(count, thread_name_prefix="thinwire"))
-    futures = collections.deque(pool.submit(function, item) for item in work)
+    futures: collections.deque[Future[R]] = collections.deque()
+    try:
+        futures.extend(pool.submit(function, item) for item in work)
+    except RuntimeError:
+        # the interpreter is shutting down: no pool takes work any more, but what is under way
+        # in a thread that it waits for (a publish in flight) must still come to its end
+        wait(futures)
+        yield from map(function, work)
+        return
     try:
         while futures:
             yield futures.popleft().result()

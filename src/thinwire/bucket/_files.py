@@ -124,4 +124,5 @@ def _rename_under_lock(folder: int, temporary: str, name: str) -> None:
         else:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor as well
         os.close(lock)

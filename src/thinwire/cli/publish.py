@@ -24,7 +24,7 @@ __all__ = ["publish"]
 @click.argument("bucket")
 @click.option("--step", type=int, help="The trainer's optimizer step, kept with the version.")
 @click.option("--dtype", help="Serving dtype of a new run, such as bf16; a run keeps its own.")
-@click.option("--codec", default="raw", show_default=True, help="How the delta is written.")
+@click.option("--codec", default="auto", show_default=True, help="How the delta is written.")
 @click.option(
     "--assets/--no-assets",
     default=True,

@@ -6,18 +6,46 @@ and by the file's ``__metadata__`` when reading.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from thinwire.codec import raw, wire
+from thinwire.codec import compact, raw, wire
 from thinwire.errors import CorruptPayload, Misuse, UnsupportedFormat
 from thinwire.patch import Bits, Patch
 from thinwire.schema import Schema
 
-__all__ = ["CODECS", "FORMAT", "Codec", "decode", "encode"]
+__all__ = ["CODECS", "FORMAT", "Codec", "decode", "encode", "resolve"]
 
 FORMAT = "thinwire-delta"
 MAJOR = 1
+
+
+class Encode(Protocol):
+    """Patches, metadata and the base to consecutive buffers of one file."""
+
+    def __call__(
+        self,
+        patches: Sequence[Patch],
+        metadata: Mapping[str, str],
+        base: Sequence[Bits] | None,
+        *,
+        threads: int | None = None,
+    ) -> list[memoryview]: ...
+
+
+class Decode(Protocol):
+    """A file's tensors and header, the schema and the base to checked patches."""
+
+    def __call__(
+        self,
+        tensors: Mapping[str, Bits],
+        header: wire.Header,
+        schema: Schema,
+        base: Sequence[Bits] | None,
+        *,
+        threads: int | None = None,
+    ) -> list[Patch]: ...
 
 
 @dataclass(frozen=True)
@@ -26,46 +54,82 @@ class Codec:
 
     Attributes:
         name: what ``__metadata__["codec"]`` says.
-        encode: patches and metadata to consecutive buffers of one file.
-        decode: a file's tensors and header, and the schema, to checked patches.
+        encode: see :class:`Encode`.
+        decode: see :class:`Decode`.
+        needs_base: whether decoding takes the weights that the payload applies to.
     """
 
     name: str
-    encode: Callable[[Sequence[Patch], Mapping[str, str]], list[memoryview]]
-    decode: Callable[[Mapping[str, Bits], wire.Header, Schema], list[Patch]]
+    encode: Encode
+    decode: Decode
+    needs_base: bool
 
 
-CODECS = {codec.name: codec for codec in (Codec("raw", raw.encode, raw.decode),)}
+CODECS = {
+    codec.name: codec
+    for codec in (
+        Codec("raw", raw.encode, raw.decode, needs_base=False),
+        Codec("packed", compact.encode_packed, compact.decode_packed, needs_base=True),
+        Codec("compact", compact.encode_compact, compact.decode_compact, needs_base=True),
+    )
+}
+
+AUTO = "compact"
+"""What ``"auto"`` means: the smallest payloads, wherever replicas keep a mirror."""
 
 
-def encode(
-    patches: Sequence[Patch], *, codec: str = "raw", metadata: Mapping[str, str] | None = None
-) -> list[memoryview]:
-    """One payload: a safetensors file as consecutive buffers, in which patches are not copied.
-
-    Args:
-        patches: of one version, in schema order.
-        metadata: further ``__metadata__`` entries: which run and version this belongs to.
+def resolve(name: str) -> str:
+    """The codec that a user's choice means.
 
     Raises:
         Misuse: there is no such codec.
     """
-    chosen = CODECS.get(codec)
-    if chosen is None:
-        raise Misuse(f"unknown codec {codec!r}", hint=f"known codecs: {', '.join(CODECS)}")
-    return chosen.encode(
-        patches, {**(metadata or {}), "format": FORMAT, "major": str(MAJOR), "codec": codec}
-    )
+    chosen = AUTO if name == "auto" else name
+    if chosen not in CODECS:
+        raise Misuse(f"unknown codec {name!r}", hint=f"known codecs: auto, {', '.join(CODECS)}")
+    return chosen
 
 
-def decode(data: bytes | memoryview, schema: Schema) -> list[Patch]:
+def encode(
+    patches: Sequence[Patch],
+    *,
+    codec: str = "raw",
+    metadata: Mapping[str, str] | None = None,
+    base: Sequence[Bits] | None = None,
+    threads: int | None = None,
+) -> list[memoryview]:
+    """One payload: a safetensors file as consecutive buffers.
+
+    Args:
+        patches: of one version, in schema order.
+        metadata: further ``__metadata__`` entries: which run and version this belongs to.
+        base: per tensor of the schema ``(numel,)`` bits before the change; ``raw`` needs none.
+
+    Raises:
+        Misuse: there is no such codec, or it needs the base.
+    """
+    name = resolve(codec)
+    identity = {"format": FORMAT, "major": str(MAJOR), "codec": name}
+    return CODECS[name].encode(patches, {**(metadata or {}), **identity}, base, threads=threads)
+
+
+def decode(
+    data: bytes | memoryview,
+    schema: Schema,
+    base: Sequence[Bits] | None = None,
+    *,
+    threads: int | None = None,
+) -> list[Patch]:
     """The patches of one payload, each checked against the schema, in schema order.
 
-    Arrays are read-only views of ``data`` where the codec allows it.
+    Args:
+        base: per tensor of the schema ``(numel,)`` bits that the payload applies to. A wrong base
+            gives wrong patches or an error; the digests that follow tell.
 
     Raises:
         CorruptPayload: the bytes are not a payload of this run.
         UnsupportedFormat: a newer major version of the format wrote it.
+        Misuse: the payload cannot be read without a base.
     """
     header, tensors = wire.split(data)
     metadata = header.metadata
@@ -76,4 +140,4 @@ def decode(data: bytes | memoryview, schema: Schema) -> list[Patch]:
     codec = CODECS.get(metadata.get("codec", ""))
     if codec is None:
         raise UnsupportedFormat(f"payload codec {metadata.get('codec')!r} is not known here")
-    return codec.decode(tensors, header, schema)
+    return codec.decode(tensors, header, schema, base, threads=threads)

@@ -23,7 +23,13 @@ __all__ = ["decode", "encode"]
 _INDEX = {"<i4": DTYPES["I32"], "<i8": DTYPES["I64"]}
 
 
-def encode(patches: Sequence[Patch], metadata: Mapping[str, str]) -> list[memoryview]:
+def encode(
+    patches: Sequence[Patch],
+    metadata: Mapping[str, str],
+    base: Sequence[Bits] | None = None,
+    *,
+    threads: int | None = None,
+) -> list[memoryview]:
     """The file's bytes as consecutive buffers; the patches' own arrays are not copied."""
     buffers: dict[str, memoryview] = {}
     tensors = []
@@ -42,7 +48,14 @@ def encode(patches: Sequence[Patch], metadata: Mapping[str, str]) -> list[memory
     return [memoryview(head)] + [buffers[name] for name in order]
 
 
-def decode(tensors: Mapping[str, Bits], header: wire.Header, schema: Schema) -> list[Patch]:
+def decode(
+    tensors: Mapping[str, Bits],
+    header: wire.Header,
+    schema: Schema,
+    base: Sequence[Bits] | None = None,
+    *,
+    threads: int | None = None,
+) -> list[Patch]:
     """The patches in a file, checked against the schema, in schema order.
 
     Raises:

@@ -121,25 +121,31 @@ class TransformersEngine:
         if held is None:
             raise Misuse("the mirror holds nothing yet", hint="call replica.sync() first")
         self.schema.require_same(self._mirror.schema)
+        self._tensors = _match(self.model, self.schema)
         with self._gate.exclusive():
             self._poisoned = True  # until every tensor is in and has proved right
             with self._mirror.reading():
                 for tensor, bits in zip(self._tensors, self._mirror.tensors):
                     _fill(tensor, bits)
                 held, digests = self._mirror.held or held, list(self._mirror.digests)
-            if self._digest() != state_digest(self.schema, digests):
+            if self._digest(self._tensors) != state_digest(self.schema, digests):
                 raise DigestMismatch(f"the module does not hold version {held.version}")
             self.version = held.version
             self._poisoned = False
 
     def attest(self) -> str:
-        """State digest of the weights in the live module, read element by element."""
-        with self._gate.shared():
-            return self._digest()
+        """State digest of the weights in the live module, read element by element.
 
-    def _digest(self) -> str:
+        Raises:
+            SchemaMismatch: the module has been given other parameters, which do not fit.
+        """
+        with self._gate.shared():
+            # what the module computes with now, not what it had when the engine was made
+            return self._digest(_match(self.model, self.schema))
+
+    def _digest(self, tensors: list[Tensor]) -> str:
         digests = []
-        for tensor in self._tensors:
+        for tensor in tensors:
             total = ZERO
             for start, bits in tensor.pieces():
                 total += digest_tensor(bits, start=start)

@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Any
 
-from thinwire.errors import CorruptPayload, UnsupportedFormat
+from thinwire.errors import CorruptPayload, Misuse, UnsupportedFormat
 
 __all__ = ["MAJOR", "MAX_RECORD", "open_record", "record_hash", "seal_record"]
 
@@ -37,7 +37,12 @@ def seal_record(kind: str, body: dict[str, Any]) -> bytes:
 
     Args:
         body: integers, strings, lists and objects only; ``format`` and ``major`` are added.
+
+    Raises:
+        Misuse: it holds something else, so that no reader would take the record.
     """
+    if not _plain(body):
+        raise Misuse(f"a {kind} record holds integers, strings, lists and objects only")
     line = _canonical({**body, "format": f"thinwire-{kind}", "major": MAJOR})
     seal = _canonical({"sha256": hashlib.sha256(line).hexdigest()})
     return line + b"\n" + seal + b"\n"

@@ -1,0 +1,170 @@
+"""Ranks of changes among the elements of their class, and back: the two scans over the base.
+
+Both walk a piece of a tensor in blocks of 64 elements. A block without a change needs only its
+class counts, a dozen vector instructions; only changed elements are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.codec.simd import (
+    BLOCK,
+    CLASSES,
+    class_masks,
+    count_block,
+    low_bit,
+    pass_block,
+    popcount,
+)
+from thinwire.ulp import step_from
+
+__all__ = ["NEVER", "locate_changes", "rank_changes"]
+
+Array = npt.NDArray[Any]
+_ONE = np.uint64(1)
+
+NEVER = 0x7FFFFFFF
+"""More elements than a segment has."""
+
+
+@numba.njit(nogil=True, inline="always")
+def _cut(masks: Array, size: int) -> None:
+    """Leave only the first ``size`` elements of a block in any class."""
+    valid = (_ONE << np.uint64(size)) - _ONE
+    for k in range(CLASSES):
+        masks[k] &= valid
+
+
+@numba.njit(nogil=True, cache=True)
+def rank_changes(
+    base: Array,
+    size: int,
+    shift: int,
+    field: int,
+    thresholds: Array,
+    positions: Array,
+    counts: Array,
+    last: Array,
+    classes: Array,
+    gaps: Array,
+) -> None:
+    """Class of every change, and the elements of that class since the last change in it.
+
+    Args:
+        base: ``(n,)`` elements, n a multiple of 64, of which the first ``size`` count.
+        shift, field, thresholds: the class map.
+        positions: ``(k,)`` int64 in ``base``, increasing.
+        counts: ``(17,)`` int32, carried through a segment: elements of class k or higher so far.
+        last: ``(16,)`` int32, carried as well: the rank behind the last change of class k.
+        classes, gaps: ``(k,)`` uint8 and uint32, filled.
+    """
+    masks = np.zeros(CLASSES + 1, np.uint64)
+    change = 0
+    following = positions[0] if positions.size else size
+    for at in range(0, size, BLOCK):
+        whole = at + BLOCK <= size
+        if following >= at + BLOCK and whole:
+            count_block(base, at, shift, field, thresholds, counts)
+            continue
+        class_masks(base, at, shift, field, thresholds, masks)
+        if not whole:
+            _cut(masks, size - at)
+        while change < positions.size and following < at + BLOCK:
+            bit = _ONE << np.uint64(following - at)
+            k = 0
+            while masks[k + 1] & bit:
+                k += 1
+            before = popcount(masks[k] & ~masks[k + 1] & (bit - _ONE))
+            rank = counts[k] - counts[k + 1] + before
+            classes[change] = k
+            gaps[change] = rank - last[k]
+            last[k] = rank + 1
+            change += 1
+            if change < positions.size:
+                following = positions[change]
+        for k in range(CLASSES):
+            counts[k] += popcount(masks[k])
+
+
+@numba.njit(nogil=True, cache=True)
+def locate_changes(
+    base: Array,
+    size: int,
+    shift: int,
+    field: int,
+    thresholds: Array,
+    left: Array,
+    cursors: Array,
+    ends: Array,
+    gaps: Array,
+    sizes: Array,
+    outward: Array,
+    signed: bool,
+    origin: int,
+    positions: Array,
+    bits: Array,
+) -> int:
+    """The inverse: positions and new bits of one piece's changes, in order.
+
+    Args:
+        base, size, shift, field, thresholds: as for :func:`rank_changes`.
+        left: ``(16,)`` int32, carried: elements of class k before its next change, NEVER if none.
+        cursors, ends: ``(16,)`` int64: the next change of class k, and where class k ends.
+        gaps, sizes, outward: the segment's changes, class after class.
+        signed: whether elements are ordered as floats with a sign.
+        origin: what to add to positions in ``base``.
+        positions, bits: filled from their start.
+
+    Returns:
+        How many; -1 if there are more than fit.
+    """
+    masks = np.zeros(CLASSES + 1, np.uint64)
+    which = np.zeros(BLOCK, np.int64)
+    count = 0
+    for at in range(0, size, BLOCK):
+        whole = at + BLOCK <= size
+        if whole and pass_block(base, at, shift, field, thresholds, left):
+            continue
+        class_masks(base, at, shift, field, thresholds, masks)
+        if not whole:
+            _cut(masks, size - at)
+        changed = np.uint64(0)
+        for k in range(CLASSES):
+            own = masks[k] & ~masks[k + 1]
+            ahead = np.int64(left[k])
+            members = popcount(own)
+            if ahead < members:
+                passed = 0
+                cursor = cursors[k]
+                while ahead < members:
+                    while passed < ahead:
+                        own &= own - _ONE
+                        passed += 1
+                    lane = low_bit(own)
+                    changed |= _ONE << np.uint64(lane)
+                    which[lane] = cursor
+                    cursor += 1
+                    ahead += 1 + np.int64(gaps[cursor]) if cursor < ends[k] else NEVER
+                cursors[k] = cursor
+            left[k] = min(ahead - members, NEVER)
+        if count + popcount(changed) > positions.size:
+            return -1
+        while changed != 0:
+            lane = low_bit(changed)
+            changed &= changed - _ONE
+            i = which[lane]
+            positions[count] = origin + at + lane
+            bits[count] = step_from(
+                np.uint64(base[at + lane]),
+                np.uint64(sizes[i]),
+                outward[i] != 0,
+                8 * base.itemsize,
+                signed,
+            )
+            count += 1
+    return count

@@ -1,0 +1,176 @@
+"""How a payload's tensors are cut for coding, and one segment's changes on their way to symbols.
+
+All coded tensors of one dtype are laid end to end in schema order and cut every 2²² elements, so
+that a payload decodes in parallel whatever the sizes of its tensors, and small tensors do not pay
+for streams of their own. A segment is a list of pieces of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from thinwire.codec.classes import ClassMap
+from thinwire.codec.scan import rank_changes
+from thinwire.codec.simd import BLOCK, CLASSES
+from thinwire.patch import Bits, Patch
+from thinwire.ulp import signed_float, steps_between
+
+__all__ = ["SEGMENT", "Changes", "Piece", "collect", "cut", "pad"]
+
+Array = npt.NDArray[Any]
+
+SEGMENT = 1 << 22
+"""Elements."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements ``start`` to ``stop`` of the tensor number ``tensor`` of a group."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+def cut(sizes: Sequence[int], segment: int = SEGMENT) -> list[list[Piece]]:
+    """Pieces of each segment, for tensors of the given numbers of elements."""
+    segments: list[list[Piece]] = []
+    room = 0
+    for tensor, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            if not room:
+                segments.append([])
+                room = segment
+            stop = min(size, start + room)
+            segments[-1].append(Piece(tensor, start, stop))
+            room -= stop - start
+            start = stop
+    return segments
+
+
+def pad(bits: Bits) -> Bits:
+    """Fewer than 64 elements, filled up to 64."""
+    block = np.zeros(BLOCK, bits.dtype)
+    block[: bits.size] = bits
+    return block
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A segment's changes, class after class.
+
+    Attributes:
+        counts: ``(16,)`` int64, changes in each class.
+        gaps: ``(n,)`` uint32.
+        sizes: ``(n,)`` unsigned, step magnitude − 1.
+        outward: ``(n,)`` uint8.
+    """
+
+    counts: Array
+    gaps: Array
+    sizes: Array
+    outward: Array
+
+
+@numba.njit(nogil=True, cache=True)
+def _by_class(
+    classes: Array,
+    gaps: Array,
+    sizes: Array,
+    outward: Array,
+    starts: Array,
+    g: Array,
+    s: Array,
+    o: Array,
+) -> None:
+    for i in range(classes.size):
+        at = starts[classes[i]]
+        starts[classes[i]] = at + 1
+        g[at] = gaps[i]
+        s[at] = sizes[i]
+        o[at] = outward[i]
+
+
+def collect(
+    pieces: Sequence[Piece],
+    patches: Sequence[Patch],
+    base: Sequence[Bits],
+    classes: ClassMap | None,
+) -> Changes:
+    """One segment's changes.
+
+    Args:
+        patches: of the group's tensors; ``base``: their elements before the change.
+        classes: None to count gaps over all elements alike, without reading the base for them.
+    """
+    spans = []
+    for piece in pieces:
+        where = patches[piece.tensor].positions
+        spans.append(np.searchsorted(where, [piece.start, piece.stop]).tolist())
+    total = sum(hi - lo for lo, hi in spans)
+    kind = patches[pieces[0].tensor].spec.dtype
+    old, new = np.empty(total, kind.bits), np.empty(total, kind.bits)
+    members, gaps = np.zeros(total, np.uint8), np.empty(total, np.uint32)
+    counts, last = np.zeros(CLASSES + 1, np.int32), np.zeros(CLASSES, np.int32)
+    at, passed, end = 0, 0, 0
+    for piece, (lo, hi) in zip(pieces, spans):
+        patch, end = patches[piece.tensor], at + hi - lo
+        elements = base[piece.tensor][piece.start : piece.stop]
+        positions = patch.positions[lo:hi].astype(np.int64)
+        old[at:end] = base[piece.tensor][positions]
+        new[at:end] = patch.bits[lo:hi]
+        positions -= piece.start
+        if classes is None:
+            gaps[at:end] = positions + passed
+            passed += piece.stop - piece.start
+        else:
+            _rank(elements, positions, classes, counts, last, members[at:end], gaps[at:end])
+        at = end
+    if classes is None and total:
+        gaps[1:] = np.diff(gaps) - np.uint32(1)
+    sizes, outward = np.empty(total, kind.bits), np.empty(total, np.uint8)
+    steps_between(old, new, signed_float(kind), sizes, outward)
+    if classes is None:
+        return Changes(np.array([total] + [0] * (CLASSES - 1)), gaps, sizes, outward)
+    per_class = np.bincount(members, minlength=CLASSES)
+    starts = np.cumsum(per_class) - per_class
+    ordered = Changes(per_class, np.empty_like(gaps), np.empty_like(sizes), np.empty_like(outward))
+    _by_class(members, gaps, sizes, outward, starts, ordered.gaps, ordered.sizes, ordered.outward)
+    return ordered
+
+
+def _rank(
+    elements: Bits,
+    positions: Array,
+    classes: ClassMap,
+    counts: Array,
+    last: Array,
+    members: Array,
+    gaps: Array,
+) -> None:
+    whole = elements.size // BLOCK * BLOCK
+    split = int(np.searchsorted(positions, whole))
+    key = (classes.shift, classes.mask, classes.thresholds)
+    rank_changes(
+        elements[:whole],
+        whole,
+        *key,
+        positions[:split],
+        counts,
+        last,
+        members[:split],
+        gaps[:split],
+    )
+    if whole < elements.size:
+        rest = positions[split:] - whole
+        tail = pad(elements[whole:])
+        rank_changes(
+            tail, elements.size - whole, *key, rest, counts, last, members[split:], gaps[split:]
+        )
