@@ -30,6 +30,7 @@ __all__ = [
     "ZERO",
     "TensorDigest",
     "digest_change",
+    "digest_replaced",
     "digest_tensor",
     "digest_tensors",
     "state_digest",
@@ -150,6 +151,29 @@ def digest_change(base: Bits, patch: Patch) -> TensorDigest:
         width = np.uint64(8 * base.dtype.itemsize)
         lo, hi = _digest_change(base, patch.positions, patch.bits, width)
     return TensorDigest(int(lo), int(hi))
+
+
+@numba.njit(nogil=True, cache=True)
+def _digest_at(positions: Positions, bits: Bits, width: np.uint64) -> tuple[np.uint64, np.uint64]:
+    lo = np.uint64(0)
+    hi = np.uint64(0)
+    for i in range(positions.size):
+        x = (np.uint64(positions[i]) << width) | np.uint64(bits[i])
+        lo += _mix_lo(x)
+        hi += _mix_hi(x)
+    return lo, hi
+
+
+def digest_replaced(patch: Patch, old: Bits) -> TensorDigest:
+    """Like :func:`digest_change`, given ``(n,)`` the old elements at the patch's positions only."""
+    positions, new = patch.positions, patch.bits
+    if old.dtype.itemsize == 8:
+        low = 2 * positions.astype(np.int64)
+        positions = np.stack([low, low + 1], 1).ravel()
+        old, new = old.view("<u4"), new.view("<u4")
+    width = np.uint64(8 * old.dtype.itemsize)
+    before, after = _digest_at(positions, old, width), _digest_at(positions, new, width)
+    return TensorDigest(*((int(b) - int(a)) & _MASK for a, b in zip(before, after)))
 
 
 def digest_tensors(tensors: Sequence[Bits], *, threads: int | None = None) -> list[TensorDigest]:

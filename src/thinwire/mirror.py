@@ -29,7 +29,7 @@ from thinwire.patch import Bits, Patch, apply_patch
 from thinwire.schema import Schema, TensorSpec
 from thinwire.workers import parallel_map
 
-__all__ = ["Fetch", "MemoryMirror", "Mirror"]
+__all__ = ["Fetch", "MemoryMirror", "Mirror", "NoMirror"]
 
 Fetch = Callable[[AnchorFile], Iterator[bytes]]
 """Yields a checkpoint file's bytes, verified."""
@@ -136,6 +136,34 @@ def check_tensors(schema: Schema, entries: Mapping[str, wire.Entry]) -> None:
 def patch_all(tensors: Sequence[Bits], patches: Sequence[Patch]) -> None:
     """Scatter patches of different tensors, on several threads."""
     parallel_map(lambda patch: apply_patch(tensors[patch.ordinal], patch), patches)
+
+
+class NoMirror(Mirror):
+    """In the place of a mirror where a host has no room for one: it holds a version, not its bits.
+
+    Nothing is fetched for version 0, and updates cannot be verified here: the engine has to hold
+    the weights, and verifies each update against its own bits.
+    """
+
+    @property
+    def tensors(self) -> Sequence[Bits]:
+        return ()
+
+    def load(
+        self, commit: Commit, schema: Schema, files: Sequence[AnchorFile], fetch: Fetch
+    ) -> None:
+        self.schema, self.digests, self.held = schema, [], commit.tip
+
+    def apply(
+        self, commit: Commit, patches: Sequence[Patch], digests: Sequence[TensorDigest]
+    ) -> None:
+        self.held = commit.tip
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def rescan(self) -> None:
+        raise Misuse("there is no mirror to scan", hint="attest the engine instead")
 
 
 class MemoryMirror(Mirror):

@@ -208,7 +208,7 @@ def locked(folder: Path, *, exclusive: bool) -> Iterator[None]:
 
 
 def unlock(descriptor: int) -> None:
-    """Give up a lock. Closing alone would leave it to a child forked meanwhile, for its lifetime."""
+    """Give up a lock. Closing alone would leave it to a child forked meanwhile, for its life."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:

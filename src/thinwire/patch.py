@@ -16,7 +16,7 @@ import numpy.typing as npt
 from thinwire.errors import CorruptPayload
 from thinwire.schema import TensorSpec
 
-__all__ = ["Bits", "Patch", "Positions", "apply_patch", "position_dtype"]
+__all__ = ["Bits", "Patch", "Positions", "StepPatch", "apply_patch", "position_dtype"]
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 """Elements through the unsigned integer of their width."""
@@ -71,6 +71,31 @@ class Patch:
         if len(self) and not _increasing_below(self.positions, self.spec.numel):
             raise CorruptPayload(f"{self.name}: positions are not increasing or not in the tensor")
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class StepPatch:
+    """Changed elements as ULP steps from the old ones, which their owner holds.
+
+    Attributes:
+        ordinal, spec, positions: as in :class:`Patch`.
+        sizes: ``(n,)`` unsigned of the element's width: magnitude − 1.
+        outward: ``(n,)`` uint8: away from zero, judged by the old element's own sign, or not.
+    """
+
+    ordinal: int
+    spec: TensorSpec
+    positions: Positions
+    sizes: Bits
+    outward: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def name(self) -> str:
+        """The tensor's canonical name."""
+        return self.spec.name
 
 
 @numba.njit(nogil=True, cache=True)

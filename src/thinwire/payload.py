@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 from thinwire import codec
 from thinwire.bucket import Bucket
 from thinwire.errors import CorruptPayload, KeyNotFound, VersionGone
 from thinwire.log import keys
 from thinwire.log.commit import Commit, PayloadRef
-from thinwire.patch import Bits, Patch
+from thinwire.patch import Bits, Patch, StepPatch
 from thinwire.schema import Schema
 
-__all__ = ["decode_payloads", "fetch_payload", "fetch_payloads", "payload_limit"]
+__all__ = [
+    "decode_payload_steps",
+    "decode_payloads",
+    "fetch_payload",
+    "fetch_payloads",
+    "payload_limit",
+]
 
 _OVERHEAD = 200_000_000
+
+
+P = TypeVar("P", Patch, Patch | StepPatch)
 
 
 def payload_limit(schema: Schema) -> int:
@@ -68,6 +78,17 @@ def fetch_payload(bucket: Bucket, ref: PayloadRef, version: int, limit: int) -> 
     return data
 
 
+def decode_payload_steps(payloads: Sequence[bytearray], schema: Schema) -> list[Patch | StepPatch]:
+    """Like :func:`decode_payloads` without the version before: changes as ULP steps.
+
+    Raises:
+        CorruptPayload, UnsupportedFormat
+        Misuse: a payload cannot be read without a mirror.
+    """
+    views = [memoryview(data).toreadonly() for data in payloads]
+    return _once_each([patch for view in views for patch in codec.decode_steps(view, schema)])
+
+
 def decode_payloads(
     payloads: Sequence[bytearray], schema: Schema, base: Sequence[Bits] | None
 ) -> list[Patch]:
@@ -83,6 +104,10 @@ def decode_payloads(
     """
     views = [memoryview(data).toreadonly() for data in payloads]
     patches = [patch for view in views for patch in codec.decode(view, schema, base)]
+    return _once_each(patches)
+
+
+def _once_each(patches: list[P]) -> list[P]:
     ordinals = [patch.ordinal for patch in patches]
     if len(set(ordinals)) != len(ordinals):
         raise CorruptPayload("two payloads of one version change the same tensor")

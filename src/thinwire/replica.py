@@ -34,9 +34,14 @@ from thinwire.errors import (
 from thinwire.log import keys
 from thinwire.log.commit import AnchorFile, Commit, RunInfo, Tip
 from thinwire.log.plan import check_child, plan
-from thinwire.mirror import Mirror
-from thinwire.patch import Patch
-from thinwire.payload import decode_payloads, fetch_payloads, payload_limit
+from thinwire.mirror import Mirror, NoMirror
+from thinwire.patch import Patch, StepPatch
+from thinwire.payload import (
+    decode_payload_steps,
+    decode_payloads,
+    fetch_payloads,
+    payload_limit,
+)
 from thinwire.schema import Schema
 
 __all__ = ["Replica", "Update", "UpdateStats"]
@@ -71,13 +76,14 @@ class Update:
     Attributes:
         version: the new version.
         patches: what changed since the version before, in schema order; None when the mirror was
-            loaded from a whole checkpoint: reload from the mirror then.
+            loaded from a whole checkpoint: reload from the mirror then. Without a mirror they may
+            be steps, and None means that the engine must hold this version already.
         commit: the version's commit.
         stats: bytes and seconds.
     """
 
     version: int
-    patches: tuple[Patch, ...] | None
+    patches: tuple[Patch | StepPatch, ...] | None
     commit: Commit
     stats: UpdateStats
 
@@ -88,7 +94,9 @@ class Replica:
     Args:
         bucket: where the run is.
         mirror: a folder (:class:`~thinwire.disk.DiskMirror`) or any mirror; the replica closes a
-            mirror that it opened.
+            mirror that it opened. None to keep none: updates of runs published with
+            ``codec="packed"`` then carry ULP steps, and the engine, which has to start with the
+            weights of version 0, verifies them against its own bits.
         adopt: accept that the prefix now holds another run than the mirror does, and start over
             with it.
         base: a folder with version 0's weights, for runs whose bucket does not hold them.
@@ -102,7 +110,7 @@ class Replica:
     def __init__(
         self,
         bucket: Bucket,
-        mirror: str | Path | Mirror,
+        mirror: str | Path | Mirror | None,
         *,
         adopt: bool = False,
         base: str | Path | None = None,
@@ -116,6 +124,8 @@ class Replica:
         self._progress = progress
         self._run: RunInfo | None = None
         self._owned = not isinstance(mirror, Mirror)
+        if mirror is None:
+            mirror = NoMirror()
         self.mirror = mirror if isinstance(mirror, Mirror) else DiskMirror(mirror)
 
     @property
@@ -258,6 +268,8 @@ class Replica:
     def _first_files(
         self, run: RunInfo, commit: Commit
     ) -> tuple[Sequence[AnchorFile], Callable[[AnchorFile], Iterator[bytes]]]:
+        if isinstance(self.mirror, NoMirror):
+            return (), _nothing
         if not commit.payloads:
             if self._base is None:
                 raise Misuse(
@@ -317,9 +329,13 @@ class Replica:
 
     def _apply(self, fetched: _Fetched) -> Update:
         mirror, commit = self.mirror, fetched.commit
-        if mirror.held is None or len(mirror.tensors) != len(mirror.schema):
+        if mirror.held is None:
             raise Misuse("the mirror is closed")
         check_child(commit, mirror.held)
+        if isinstance(mirror, NoMirror):
+            return self._pass_on(mirror, fetched)
+        if len(mirror.tensors) != len(mirror.schema):
+            raise Misuse("the mirror is closed")
         started = time.perf_counter()
         patches = decode_payloads(fetched.payloads, mirror.schema, mirror.tensors)
         decoded = time.perf_counter()
@@ -339,6 +355,19 @@ class Replica:
         )
         return Update(commit.version, tuple(patches), commit, stats)
 
+    def _pass_on(self, mirror: NoMirror, fetched: _Fetched) -> Update:
+        """Without a mirror: check what can be checked, and leave the bits to the engine."""
+        started = time.perf_counter()
+        patches = decode_payload_steps(fetched.payloads, mirror.schema)
+        stats = UpdateStats(
+            payload_bytes=fetched.commit.payload_bytes,
+            changed=fetched.commit.changed,
+            fetch_s=fetched.seconds,
+            decode_s=time.perf_counter() - started,
+        )
+        mirror.apply(fetched.commit, (), ())
+        return Update(fetched.commit.version, tuple(patches), fetched.commit, stats)
+
     def close(self) -> None:
         """Close the mirror if this replica opened it."""
         if self._owned:
@@ -354,6 +383,10 @@ class Replica:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _nothing(file: AnchorFile) -> Iterator[bytes]:
+    return iter(())
 
 
 @dataclass(frozen=True)

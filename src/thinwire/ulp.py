@@ -18,9 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.dtypes import DType
-from thinwire.patch import Bits
+from thinwire.patch import Bits, Patch, StepPatch
 
-__all__ = ["apply_steps", "signed_float", "step_from", "steps_between", "ulp_steps"]
+__all__ = [
+    "apply_steps",
+    "resolve",
+    "signed_float",
+    "step_from",
+    "step_to",
+    "steps_between",
+    "ulp_steps",
+]
 
 Array = npt.NDArray[Any]
 _ONE = np.uint64(1)
@@ -63,17 +71,26 @@ def _place(bits: np.uint64, sign: np.uint64, signed: bool) -> np.uint64:
     return bits ^ (sign - _ONE) if signed and bits & sign else bits
 
 
+@numba.njit(nogil=True, inline="always")
+def step_to(
+    before: np.uint64, after: np.uint64, width: int, signed: bool
+) -> tuple[np.uint64, bool]:
+    """The step from an element to a different one: its magnitude − 1, and whether it is outward."""
+    sign = _ONE << np.uint64(width - 1)
+    mask = sign | (sign - _ONE)
+    step = (_place(after, sign, signed) - _place(before, sign, signed)) & mask
+    down = (step & sign) != 0
+    size = ((_ONE + ~step) & mask if down else step) - _ONE
+    return size, down == (signed and (before & sign) != 0)
+
+
 @numba.njit(nogil=True, cache=True)
 def steps_between(old: Array, new: Array, signed: bool, sizes: Array, outward: Array) -> None:
     """Fill ``sizes`` (unsigned, magnitude − 1) and ``outward`` (uint8, 0 or 1) of changes."""
-    sign = _ONE << np.uint64(8 * old.itemsize - 1)
-    mask = sign | (sign - _ONE)
     for i in range(old.size):
-        before, after = np.uint64(old[i]), np.uint64(new[i])
-        step = (_place(after, sign, signed) - _place(before, sign, signed)) & mask
-        down = (step & sign) != 0
-        sizes[i] = ((_ONE + ~step) & mask if down else step) - _ONE
-        outward[i] = down == (signed and (before & sign) != 0)
+        size, out = step_to(np.uint64(old[i]), np.uint64(new[i]), 8 * old.itemsize, signed)
+        sizes[i] = size
+        outward[i] = out
 
 
 @numba.njit(nogil=True, inline="always")
@@ -98,3 +115,10 @@ def apply_steps(old: Array, sizes: Array, outward: Array, signed: bool, new: Arr
         new[i] = step_from(
             np.uint64(old[i]), np.uint64(sizes[i]), outward[i] != 0, 8 * old.itemsize, signed
         )
+
+
+def resolve(patch: StepPatch, old: Bits) -> Patch:
+    """The patch that the steps mean, given ``(n,)`` the old elements at its positions."""
+    new = np.empty_like(patch.sizes)
+    apply_steps(old, patch.sizes, patch.outward, signed_float(patch.spec.dtype), new)
+    return Patch(patch.ordinal, patch.spec, patch.positions, new)

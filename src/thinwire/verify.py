@@ -5,7 +5,6 @@ Damage is collected in the report, not raised; what keeps the check from being m
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -32,7 +32,7 @@ def test_json(cli) -> None:
         *("baseline_bytes", "delta_bytes", "peak_extra_bytes", "ratio", "target"),
     }
     assert memory["baseline_bytes"] == document["bytes"]
-    assert memory["delta_bytes"] >= 6 * document["changed"]
+    assert 0 < memory["delta_bytes"] < 6 * document["changed"]  # published coded, not raw
     # not a timing: what a publish holds depends on the code alone, give or take the allocator
     assert 0.95 < memory["ratio"] < 1.25
 

@@ -25,8 +25,20 @@ def test_files_of_a_bucket(cli, bucket, pattern) -> None:
     assert text.stderr == ""
 
 
-def test_a_payload_says_what_changed(cli, bucket) -> None:
+def test_a_coded_payload_says_what_it_is(cli, bucket) -> None:
     document = cli.json("inspect", next(bucket.glob("deltas/*2-*")))
+    assert document["kind"] == "payload"
+    assert document["changed"] is None
+    assert [row["name"] for row in document["tensors"]] == ["changes"]
+    assert document["metadata"]["codec"] == "compact"
+    assert "compact" in cli("inspect", next(bucket.glob("deltas/*2-*"))).stdout
+
+
+def test_a_raw_payload_says_what_changed(cli, bucket, tmp_path) -> None:
+    raw = tmp_path / "raw"
+    for number in range(3):
+        cli("publish", tmp_path / f"published-{number}", raw, "--codec", "raw")
+    document = cli.json("inspect", next(raw.glob("deltas/*2-*")))
     assert document["changed"] == 7
     assert document["tensors"] == [
         {"name": "model.layers.0.mlp.weight", "dtype": "F16", "changed": 7, "bytes": 7 * 6}

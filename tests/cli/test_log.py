@@ -31,7 +31,7 @@ def test_the_table_is_whole_when_piped(cli, bucket) -> None:
     for title in ("version", "step", "time", "changed", "%", "tensors", "payload", "of full"):
         assert title in lines[1]
     assert [line.split()[0] for line in lines[3:]] == ["2", "1", "0"]
-    assert "raw" in lines[3]
+    assert "compact" in lines[3]
 
 
 def test_n_limits(cli, bucket) -> None:

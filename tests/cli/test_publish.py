@@ -28,7 +28,7 @@ def test_two_plain_calls_make_exactly_versions_0_and_1(cli, checkpoint, tmp_path
     assert first["payload_bytes"] > first["full_bytes"] == 2 * first["elements"]
     assert first["seconds"] is None
     assert (second["version"], second["step"], second["new_run"]) == (1, 6, False)
-    assert (second["changed"], second["tensors"], second["codec"]) == (7, 1, "raw")
+    assert (second["changed"], second["tensors"], second["codec"]) == (7, 1, "compact")
     assert 0 < second["payload_bytes"] < 400
     assert second["ratio"] == second["payload_bytes"] / second["full_bytes"]
     assert set(second["seconds"]) == {"diff", "encode", "upload", "commit"}

@@ -278,3 +278,58 @@ def test_an_update_waits_for_generation_and_holds_it_up() -> None:
         thread.join(10)
     assert order == ["generated", "updated", "generated later"]
     assert 0.04 < gate.closed_s < 5
+
+
+def test_without_a_mirror_steps_are_applied_to_the_modules_own_bits(tmp_path: Path) -> None:
+    trainer = tiny_llama()
+    served = tiny_llama()  # the same seed: it holds version 0
+    bucket = open_bucket(tmp_path / "bucket")
+    publisher = Publisher(bucket, trainer, codec="packed")
+    replica = Replica(bucket, mirror=None)
+    engine = TransformersEngine(served, replica.mirror)
+    for update in replica.sync():
+        engine.apply(update)
+    for seed in range(1, 4):
+        publish(publisher, trainer, seed)
+        for update in replica.sync():
+            engine.apply(update)
+        assert engine.version == seed
+        assert bits_of(served) == bits_of(trainer)
+    with pytest.raises(Misuse):
+        replica.mirror.rescan()
+    with pytest.raises(Misuse):
+        engine.reload()
+
+
+def test_without_a_mirror_wrong_weights_are_found_before_anything_changes(tmp_path: Path) -> None:
+    trainer, served = tiny_llama(), tiny_llama()
+    bucket = open_bucket(tmp_path / "bucket")
+    publisher = Publisher(bucket, trainer, codec="packed")
+    replica = Replica(bucket, mirror=None)
+    (first,) = replica.sync()
+    with pytest.raises(DigestMismatch):
+        TransformersEngine(tiny_llama(seed=1), replica.mirror).apply(first)
+    engine = TransformersEngine(served, replica.mirror)
+    engine.apply(first)
+    publish(publisher, trainer, 1)
+    (update,) = replica.sync()
+    with torch.no_grad():
+        patch = update.patches[0]  # rot, at a place that changes
+        tensor = dict(served.named_parameters())[patch.name]
+        tensor.view(torch.int16).view(-1)[int(patch.positions[0])] ^= 1
+    before = bits_of(served)
+    with pytest.raises(DigestMismatch):
+        engine.apply(update)
+    assert bits_of(served) == before
+    assert engine.version == 0
+
+
+def test_compact_payloads_need_a_mirror(tmp_path: Path) -> None:
+    trainer = tiny_llama()
+    bucket = open_bucket(tmp_path / "bucket")
+    publisher = Publisher(bucket, trainer, codec="compact")
+    replica = Replica(bucket, mirror=None)
+    replica.sync()
+    publish(publisher, trainer, 1)
+    with pytest.raises(Misuse, match="only be read with a mirror"):
+        replica.sync()

@@ -21,7 +21,9 @@ from thinwire.schema import TensorSpec
 
 names = st.text("abcxyz._é0", min_size=1, max_size=8).filter(lambda n: n != "__metadata__")
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
-layouts = st.dictionaries(names, st.tuples(st.sampled_from(sorted(DTYPES)), shapes), max_size=5)
+layouts = st.dictionaries(
+    names, st.tuples(st.sampled_from(sorted(DTYPES)), shapes), min_size=1, max_size=5
+)
 
 
 def publish_and_pull(kit: SimpleNamespace, states: list[Any], folder: Path, max_shard: int) -> None:

@@ -24,6 +24,7 @@ _COMMANDS = {
         "thinwire.cli.verify:verify", "Check everything a bucket or mirror holds."
     ),
     "bench": LazyCommand("thinwire.cli.bench:bench", "Measure on this machine."),
+    "warmup": LazyCommand("thinwire.cli.warmup:warmup", "Compile every kernel ahead of use."),
     "demo": LazyCommand("thinwire.demo.command:demo", "Train a model and watch it sync.", "demo"),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from thinwire.cli.bench_codec import codec
 from thinwire.cli.console import Bar, count, emit, json_option, print_table, size
 
 __all__ = ["bench"]
@@ -13,7 +14,10 @@ __all__ = ["bench"]
 
 @click.group()
 def bench() -> None:
-    """Measure on this machine, with synthetic weights."""
+    """Measure on this machine."""
+
+
+bench.add_command(codec)
 
 
 @bench.command()

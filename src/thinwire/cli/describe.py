@@ -66,7 +66,9 @@ def _without_envelope(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _payload(header: wire.Header) -> dict[str, Any]:
-    """A delta, by its header: names and counts are the same for every codec that keeps names."""
+    """A delta, by its header. Coded ones keep no names: what they change, only the run can tell."""
+    if header.metadata.get("codec") != "raw":
+        return {**_shard(header), "kind": "payload", "changed": None}
     rows = [
         {
             "name": name.removesuffix(".values"),

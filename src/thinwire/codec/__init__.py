@@ -6,19 +6,21 @@ and by the file's ``__metadata__`` when reading.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from thinwire.codec import compact, raw, wire
 from thinwire.errors import CorruptPayload, Misuse, UnsupportedFormat
-from thinwire.patch import Bits, Patch
+from thinwire.patch import Bits, Patch, StepPatch
 from thinwire.schema import Schema
 
-__all__ = ["CODECS", "FORMAT", "Codec", "decode", "encode", "resolve"]
+__all__ = ["CODECS", "FORMAT", "Codec", "decode", "decode_steps", "encode", "resolve"]
 
 FORMAT = "thinwire-delta"
 MAJOR = 1
+
+AnyPatch: TypeAlias = Patch | StepPatch
 
 
 class Encode(Protocol):
@@ -57,19 +59,21 @@ class Codec:
         encode: see :class:`Encode`.
         decode: see :class:`Decode`.
         needs_base: whether decoding takes the weights that the payload applies to.
+        decode_steps: decoding without them, to patches or steps; None if that is impossible.
     """
 
     name: str
     encode: Encode
     decode: Decode
     needs_base: bool
+    decode_steps: Callable[[Mapping[str, Bits], wire.Header, Schema], list[AnyPatch]] | None = None
 
 
 CODECS = {
     codec.name: codec
     for codec in (
-        Codec("raw", raw.encode, raw.decode, needs_base=False),
-        Codec("packed", compact.encode_packed, compact.decode_packed, needs_base=True),
+        Codec("raw", raw.encode, raw.decode, False, raw.decode_steps),
+        Codec("packed", compact.encode_packed, compact.decode_packed, True, compact.decode_steps),
         Codec("compact", compact.encode_compact, compact.decode_compact, needs_base=True),
     )
 }
@@ -131,6 +135,27 @@ def decode(
         UnsupportedFormat: a newer major version of the format wrote it.
         Misuse: the payload cannot be read without a base.
     """
+    codec, header, tensors = _open(data)
+    return codec.decode(tensors, header, schema, base, threads=threads)
+
+
+def decode_steps(data: bytes | memoryview, schema: Schema) -> list[AnyPatch]:
+    """Like :func:`decode`, without the weights that the payload applies to: changes as ULP steps.
+
+    Raises:
+        CorruptPayload, UnsupportedFormat: as for :func:`decode`.
+        Misuse: the payload's codec counts positions by the weights themselves.
+    """
+    codec, header, tensors = _open(data)
+    if codec.decode_steps is None:
+        raise Misuse(
+            f"{codec.name} payloads can only be read with a mirror",
+            hint='keep a mirror, or publish with codec="packed"',
+        )
+    return codec.decode_steps(tensors, header, schema)
+
+
+def _open(data: bytes | memoryview) -> tuple[Codec, wire.Header, dict[str, Bits]]:
     header, tensors = wire.split(data)
     metadata = header.metadata
     if metadata.get("format") != FORMAT:
@@ -140,4 +165,4 @@ def decode(
     codec = CODECS.get(metadata.get("codec", ""))
     if codec is None:
         raise UnsupportedFormat(f"payload codec {metadata.get('codec')!r} is not known here")
-    return codec.decode(tensors, header, schema, base, threads=threads)
+    return codec, header, tensors

@@ -59,6 +59,12 @@ class ClassMap:
         return cls(*key_field(kind), np.array(padded, np.uint8))
 
     @property
+    def by_key(self) -> Array:
+        """``(256,)`` uint8: the class of every key."""
+        keys = np.arange(256)
+        return np.searchsorted(self.thresholds, keys, side="right").astype(np.uint8)
+
+    @property
     def used(self) -> list[int]:
         """The thresholds in use."""
         return [int(t) for t in self.thresholds if t != UNREACHED]

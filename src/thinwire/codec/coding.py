@@ -28,10 +28,10 @@ Array = npt.NDArray[Any]
 GAP_SUB = 1
 """Bits below the leading one that a gap's symbol holds."""
 
-_SAMPLE_BLOCKS = 64
+_SAMPLE_BLOCKS = 256
 """One block in so many is looked at to estimate how many elements each key has."""
 
-_SAMPLE_CHANGES = 1 << 20
+_SAMPLE_CHANGES = 1 << 18
 """Changes looked at to choose classes."""
 
 
@@ -67,18 +67,22 @@ def choose_classes(group: Group) -> ClassMap:
     if not plain.mask:
         return plain
     stride = max(1, sum(map(len, group.patches)) // _SAMPLE_CHANGES)
-    tokens = np.zeros(65536, np.int64)
-    population = np.zeros(256, np.int64)
-    for patch, base in zip(group.patches, group.base):
-        old = base[patch.positions[::stride]]
-        sizes, outward = np.empty_like(old), np.empty(old.size, np.uint8)
-        steps_between(old, patch.bits[::stride], signed_float(group.kind), sizes, outward)
-        symbols, _ = _step_symbols(sizes, outward, group.kind)
-        index = plain.keys(old).astype(np.int64) << 8 | symbols
-        tokens += np.bincount(index, minlength=65536) * stride
-        blocks = base[: base.size // BLOCK * BLOCK].reshape(-1, BLOCK)[::_SAMPLE_BLOCKS]
-        population += np.bincount(plain.keys(blocks).ravel(), minlength=256) * _SAMPLE_BLOCKS
-    return ClassMap.of(group.kind, choose_thresholds(population, tokens.reshape(256, 256)))
+    old = np.concatenate([b[p.positions[::stride]] for p, b in zip(group.patches, group.base)])
+    new = np.concatenate([p.bits[::stride] for p in group.patches])
+    sizes, outward = np.empty_like(old), np.empty(old.size, np.uint8)
+    steps_between(old, new, signed_float(group.kind), sizes, outward)
+    symbols, _ = _step_symbols(sizes, outward, group.kind)
+    index = plain.keys(old).astype(np.int64) << 8 | symbols
+    tokens = np.bincount(index, minlength=65536).reshape(256, 256) * stride
+    sample = np.concatenate([_sampled(base) for base in group.base])
+    population = np.bincount(plain.keys(sample), minlength=256) * _SAMPLE_BLOCKS
+    return ClassMap.of(group.kind, choose_thresholds(population, tokens))
+
+
+def _sampled(base: Bits) -> Bits:
+    """Every so many blocks of a tensor, the first one among them."""
+    blocks = base[: base.size // BLOCK * BLOCK].reshape(-1, BLOCK)
+    return blocks[::_SAMPLE_BLOCKS].ravel()
 
 
 @dataclass(frozen=True)

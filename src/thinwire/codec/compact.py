@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,33 @@ from thinwire.codec.coding import (
     encode_group,
     ordinals_field,
 )
-from thinwire.codec.decoding import GroupHead, decode_segment, read_group, read_ordinals
+from thinwire.codec.decoding import (
+    Found,
+    FoundSteps,
+    GroupHead,
+    decode_plain_segment,
+    decode_segment,
+    read_group,
+    read_ordinals,
+)
 from thinwire.codec.fields import Reader, varint
 from thinwire.diff import diff_bits
 from thinwire.dtypes import DTYPES
 from thinwire.errors import CorruptPayload, Misuse
-from thinwire.patch import Bits, Patch, position_dtype
+from thinwire.patch import Bits, Patch, StepPatch, position_dtype
 from thinwire.schema import Schema
+from thinwire.ulp import resolve
 from thinwire.weights import PIECE
 from thinwire.workers import parallel_map
 
-__all__ = ["decode", "encode"]
+__all__ = [
+    "decode_compact",
+    "decode_packed",
+    "decode_steps",
+    "encode",
+    "encode_compact",
+    "encode_packed",
+]
 
 TENSOR = "changes"
 
@@ -116,91 +132,161 @@ def _whole(patch: Patch, base: Bits) -> memoryview:
     return whole
 
 
-def decode(
+def decode_compact(
     tensors: Mapping[str, Bits],
     header: wire.Header,
     schema: Schema,
     base: Sequence[Bits] | None,
     *,
-    classed: bool,
     threads: int | None = None,
 ) -> list[Patch]:
-    """The patches in a file, checked, in schema order.
+    """The patches in a ``compact`` file, checked, in schema order.
 
     Raises:
         CorruptPayload: the bytes are not ones that an encoder writes for this base.
         Misuse: there is no base.
     """
     if base is None:
-        raise Misuse("this payload can only be read with the weights it applies to")
-    if set(tensors) != {TENSOR} or header.entries[TENSOR].dtype != DTYPES["U8"]:
-        raise CorruptPayload(f"the file holds something else than {TENSOR!r}")
-    reader = Reader(tensors[TENSOR].data)
-    heads = [read_group(reader, schema, classed=classed) for _ in range(reader.varint(len(DTYPES)))]
-    dense = read_ordinals(reader, schema)
-    ordinals = [k for head in heads for k in head.ordinals] + list(dense)
-    if len(set(ordinals)) != len(ordinals):
-        raise CorruptPayload("a tensor is there twice")
+        raise Misuse(NO_BASE)
+    content = _Content(tensors, header, schema, classed=True)
     patches: list[Patch] = []
-    for head in heads:
-        patches += _decode_group(head, reader, schema, base, threads)
-    patches += [_decode_dense(k, reader, schema, base[k]) for k in dense]
-    if reader.left:
-        raise CorruptPayload(f"{reader.left} bytes are left over")
+    for head in content.heads:
+        mine = [base[k] for k in head.ordinals]
+        decode = functools.partial(_segment_of, head, content.take(head), mine)
+        found = parallel_map(decode, range(len(head.segments)), threads=threads)
+        for ordinal, (positions, bits) in _by_tensor(head, itertools.chain(*found)):
+            patches.append(Patch(ordinal, schema[ordinal], positions, bits))
+    patches += [_against(patch, base[patch.ordinal]) for patch in content.dense()]
     return sorted(patches, key=lambda patch: patch.ordinal)
 
 
-def _decode_group(
-    head: GroupHead, reader: Reader, schema: Schema, base: Sequence[Bits], threads: int | None
+def decode_packed(
+    tensors: Mapping[str, Bits],
+    header: wire.Header,
+    schema: Schema,
+    base: Sequence[Bits] | None,
+    *,
+    threads: int | None = None,
 ) -> list[Patch]:
-    data = [reader.take(segment.size) for segment in head.segments]
-    mine = [base[k] for k in head.ordinals]
-    segments = parallel_map(
-        lambda number: decode_segment(head, number, data[number], mine),
-        range(len(data)),
+    """The patches in a ``packed`` file, checked, in schema order. Raises as the above."""
+    if base is None:
+        raise Misuse(NO_BASE)
+    found = decode_steps(tensors, header, schema, threads=threads)
+    return parallel_map(
+        lambda patch: (
+            resolve(patch, base[patch.ordinal][patch.positions])
+            if isinstance(patch, StepPatch)
+            else _against(patch, base[patch.ordinal])
+        ),
+        found,
         threads=threads,
     )
-    found = itertools.groupby(itertools.chain(*segments), key=lambda f: f[0].tensor)
-    patches = []
-    for tensor, parts in found:
-        _, positions, bits = zip(*parts)
-        ordinal = head.ordinals[tensor]
-        index = position_dtype(schema[ordinal].numel)
-        joined = positions[0] if len(positions) == 1 else np.concatenate(positions)
-        patches.append(
-            Patch(
-                ordinal,
-                schema[ordinal],
-                joined.astype(index, copy=False),
-                bits[0] if len(bits) == 1 else np.concatenate(bits),
-            )
-        )
-    if len(patches) != len(head.ordinals):
+
+
+def decode_steps(
+    tensors: Mapping[str, Bits],
+    header: wire.Header,
+    schema: Schema,
+    *,
+    threads: int | None = None,
+) -> list[Patch | StepPatch]:
+    """The changes in a ``packed`` file as ULP steps, in schema order; dense tensors as they are.
+
+    Raises:
+        CorruptPayload: the bytes are not ones that an encoder writes.
+    """
+    content = _Content(tensors, header, schema, classed=False)
+    patches: list[Patch | StepPatch] = []
+    for head in content.heads:
+        decode = functools.partial(_plain_segment_of, head, content.take(head))
+        found = parallel_map(decode, range(len(head.segments)), threads=threads)
+        for ordinal, (positions, sizes, outward) in _by_tensor(head, itertools.chain(*found)):
+            patches.append(StepPatch(ordinal, schema[ordinal], positions, sizes, outward))
+    patches += content.dense()
+    return sorted(patches, key=lambda patch: patch.ordinal)
+
+
+NO_BASE = "this payload can only be read with the weights it applies to"
+
+
+def _segment_of(
+    head: GroupHead, data: Sequence[memoryview], base: Sequence[Bits], number: int
+) -> list[Found]:
+    return decode_segment(head, number, data[number], base)
+
+
+def _plain_segment_of(head: GroupHead, data: Sequence[memoryview], number: int) -> list[FoundSteps]:
+    return decode_plain_segment(head, number, data[number])
+
+
+class _Content:
+    """A file's directory, read and checked, and its streams in the order they are taken."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Bits],
+        header: wire.Header,
+        schema: Schema,
+        *,
+        classed: bool,
+    ) -> None:
+        entry = header.entries.get(TENSOR)
+        if set(tensors) != {TENSOR} or entry is None:
+            raise CorruptPayload(f"the file holds something else than {TENSOR!r}")
+        if entry.dtype != DTYPES["U8"] or len(entry.shape) != 1:
+            raise CorruptPayload(f"{TENSOR!r} is not one row of bytes")
+        self._reader = Reader(tensors[TENSOR].data)
+        self._schema = schema
+        groups = self._reader.varint(len(DTYPES))
+        self.heads = [read_group(self._reader, schema, classed=classed) for _ in range(groups)]
+        self._dense = read_ordinals(self._reader, schema)
+        ordinals = [k for head in self.heads for k in head.ordinals] + list(self._dense)
+        if len(set(ordinals)) != len(ordinals):
+            raise CorruptPayload("a tensor is there twice")
+
+    def take(self, head: GroupHead) -> list[memoryview]:
+        """The streams of a group's segments; groups are taken in their order."""
+        return [self._reader.take(segment.size) for segment in head.segments]
+
+    def dense(self) -> list[Patch]:
+        """The tensors that are stored whole, as patches of all their elements; taken last."""
+        patches = []
+        for ordinal in self._dense:
+            spec = self._schema[ordinal]
+            bits = np.frombuffer(self._reader.take(spec.nbytes), np.uint8).view(spec.dtype.bits)
+            positions = np.arange(spec.numel, dtype=position_dtype(spec.numel))
+            patches.append(Patch(ordinal, spec, positions, bits))
+        if self._reader.left:
+            raise CorruptPayload(f"{self._reader.left} bytes are left over")
+        return patches
+
+
+def _by_tensor(
+    head: GroupHead, found: Iterable[tuple[Any, ...]]
+) -> Iterator[tuple[int, list[Any]]]:
+    """Ordinal and joined arrays of every tensor, from the pieces of all segments in order."""
+    seen = 0
+    for tensor, parts in itertools.groupby(found, key=lambda part: part[0].tensor):
+        seen += 1
+        columns = list(zip(*parts))[1:]
+        yield head.ordinals[tensor], [c[0] if len(c) == 1 else np.concatenate(c) for c in columns]
+    if seen != len(head.ordinals):
         raise CorruptPayload("a tensor is named that does not change")
-    return patches
 
 
-def _decode_dense(ordinal: int, reader: Reader, schema: Schema, base: Bits) -> Patch:
-    spec = schema[ordinal]
-    bits = np.frombuffer(reader.take(spec.nbytes), np.uint8).view(spec.dtype.bits)
-    index = position_dtype(spec.numel)
+def _against(whole: Patch, base: Bits) -> Patch:
+    """What a tensor that is stored whole changes."""
     parts: list[tuple[Any, Bits]] = []
-    for start in range(0, spec.numel, PIECE):
-        positions, new = diff_bits(
-            base[start : start + PIECE], bits[start : start + PIECE], spec.dtype
-        )
-        parts.append((positions.astype(index) + index.type(start), new))
+    for start in range(0, base.size, PIECE):
+        piece = slice(start, start + PIECE)
+        positions, new = diff_bits(base[piece], whole.bits[piece], whole.spec.dtype)
+        parts.append((positions.astype(whole.positions.dtype) + start, new))
     if not any(new.size for _, new in parts):
         raise CorruptPayload("a tensor is named that does not change")
-    return Patch(
-        ordinal,
-        spec,
-        np.concatenate([positions for positions, _ in parts]),
-        np.concatenate([new for _, new in parts]),
-    )
+    index = whole.positions.dtype
+    positions = np.concatenate([positions for positions, _ in parts]).astype(index, copy=False)
+    return Patch(whole.ordinal, whole.spec, positions, np.concatenate([new for _, new in parts]))
 
 
 encode_compact = functools.partial(encode, classed=True)
 encode_packed = functools.partial(encode, classed=False)
-decode_compact = functools.partial(decode, classed=True)
-decode_packed = functools.partial(decode, classed=False)

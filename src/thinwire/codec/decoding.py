@@ -19,23 +19,34 @@ from thinwire.codec.coding import GAP_SUB, step_sub
 from thinwire.codec.fields import Reader
 from thinwire.codec.rans import SCALE, decode_run, decode_table
 from thinwire.codec.scan import NEVER, locate_changes
-from thinwire.codec.segments import Piece, cut, pad
+from thinwire.codec.segments import SEGMENT, Piece, cut, pad
 from thinwire.codec.simd import BLOCK, CLASSES
 from thinwire.codec.tokens import read_values
 from thinwire.dtypes import DTYPES, DType
 from thinwire.errors import CorruptPayload
 from thinwire.patch import Bits
 from thinwire.schema import Schema
-from thinwire.ulp import apply_steps, signed_float
+from thinwire.ulp import signed_float
 
-__all__ = ["Found", "GroupHead", "decode_segment", "read_group", "read_ordinals"]
+__all__ = [
+    "Found",
+    "FoundSteps",
+    "GroupHead",
+    "decode_plain_segment",
+    "decode_segment",
+    "read_group",
+    "read_ordinals",
+]
 
 Array = npt.NDArray[Any]
 Found = tuple[Piece, Array, Bits]
 """A piece of a tensor, and the positions (in the tensor) and new bits of its changes."""
+FoundSteps = tuple[Piece, Array, Bits, Array]
+"""The same with steps in the place of bits: magnitudes − 1, and directions."""
 
 _KINDS = tuple(DTYPES.values())
 _STATE_WORDS = 8
+_GAP_BITS = (SEGMENT - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ def _read_segment(
 def decode_segment(
     head: GroupHead, number: int, data: memoryview, base: Sequence[Bits]
 ) -> list[Found]:
-    """One segment's changes, piece by piece, positions increasing.
+    """One segment's changes by classes, piece by piece, positions increasing.
 
     Args:
         data: the segment's streams.
@@ -153,17 +164,13 @@ def decode_segment(
     """
     segment = head.segments[number]
     total = sum(segment.counts)
-    if not total:
+    if not total or head.classes is None:
         return []
     gaps, sizes, outward = _read_streams(head, segment, data)
-    wide = any(base[piece.tensor].size > 1 << 31 for piece in head.pieces[number])
-    positions = np.empty(total, np.int64 if wide else np.int32)
+    positions = np.empty(total, _index(head.pieces[number]))
     bits: Bits = np.empty(total, head.kind.bits)
     changes = _Changes(np.array(segment.counts, np.int64), gaps, sizes, outward, positions, bits)
-    if head.classes is None:
-        spans = _place_plain(head, number, changes, base)
-    else:
-        spans = _place_classed(head, number, head.classes, changes, base)
+    spans = _place_classed(head, number, head.classes, changes, base)
     if spans[-1][1] != total:
         raise CorruptPayload("a change lies beyond its segment")
     return [
@@ -171,6 +178,35 @@ def decode_segment(
         for piece, (start, stop) in zip(head.pieces[number], spans)
         if stop > start
     ]
+
+
+def decode_plain_segment(head: GroupHead, number: int, data: memoryview) -> list[FoundSteps]:
+    """One segment's changes by gaps over all elements alike: their positions are a running sum.
+
+    Raises:
+        CorruptPayload: the streams are not ones that an encoder writes.
+    """
+    segment, pieces = head.segments[number], head.pieces[number]
+    if not sum(segment.counts):
+        return []
+    gaps, sizes, outward = _read_streams(head, segment, data)
+    where = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    found: list[FoundSteps] = []
+    passed = 0
+    for piece in pieces:
+        behind = passed + piece.stop - piece.start
+        lo, hi = np.searchsorted(where, [passed, behind]).tolist()
+        if hi > lo:
+            local = (where[lo:hi] - (passed - piece.start)).astype(_index(pieces))
+            found.append((piece, local, sizes[lo:hi], outward[lo:hi]))
+        passed = behind
+    if int(where[-1]) >= passed:
+        raise CorruptPayload("a change lies beyond its segment")
+    return found
+
+
+def _index(pieces: Sequence[Piece]) -> type[np.signedinteger[Any]]:
+    return np.int64 if any(piece.stop > 1 << 31 for piece in pieces) else np.int32
 
 
 @dataclass(frozen=True)
@@ -193,6 +229,8 @@ def _read_streams(
     raw = np.zeros(segment.raw + 8, np.uint8)
     raw[: segment.raw] = np.frombuffer(data[2 * segment.words :], np.uint8)
     states = words[:_STATE_WORDS].view("<u4").copy()
+    if (states < 1 << 16).any():
+        raise CorruptPayload("a stream starts from a state below 2^16")
     gaps, sizes = np.empty(total, np.uint32), np.empty(total, head.kind.bits)
     outward = np.empty(total, np.uint8)
     at, bit, start = _STATE_WORDS, 0, 0
@@ -201,14 +239,17 @@ def _read_streams(
             continue
         part = slice(start, start + count)
         symbols = np.empty(count, np.uint8)
-        for half, sub, values in ((0, GAP_SUB, gaps[part]), (1, step_sub(head.kind), sizes[part])):
+        for half, sub, longest, values in (
+            (0, GAP_SUB, _GAP_BITS, gaps[part]),
+            (1, step_sub(head.kind), head.kind.width - 1, sizes[part]),
+        ):
             at = decode_run(words, at, states, head.tables[2 * k + half], symbols)
             if at < 0:
                 raise CorruptPayload("a stream ends too soon")
             if half:
                 np.bitwise_and(symbols, 1, out=outward[part])
                 symbols >>= 1
-            bit = read_values(symbols, sub, raw, bit, values)
+            bit = read_values(symbols, sub, longest, raw, bit, values)
             if bit < 0:
                 raise CorruptPayload("raw bits end too soon, or stand for too much")
         start += count
@@ -217,27 +258,6 @@ def _read_streams(
     if bit % 8 and raw[bit // 8] >> (bit % 8):
         raise CorruptPayload("there are bits after the last raw bit")
     return gaps, sizes, outward
-
-
-def _place_plain(
-    head: GroupHead, number: int, changes: _Changes, base: Sequence[Bits]
-) -> list[tuple[int, int]]:
-    """Gaps over all elements alike: positions are their running sum."""
-    where = np.cumsum(changes.gaps.astype(np.int64) + 1) - 1
-    signed = signed_float(head.kind)
-    spans = []
-    passed = 0
-    for piece in head.pieces[number]:
-        behind = passed + piece.stop - piece.start
-        lo, hi = np.searchsorted(where, [passed, behind]).tolist()
-        local = where[lo:hi] - passed + piece.start
-        part = slice(lo, hi)
-        changes.positions[part] = local
-        old = base[piece.tensor][local]
-        apply_steps(old, changes.sizes[part], changes.outward[part], signed, changes.bits[part])
-        spans.append((lo, hi))
-        passed = behind
-    return spans
 
 
 def _place_classed(

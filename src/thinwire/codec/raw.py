@@ -15,10 +15,10 @@ import numpy.typing as npt
 from thinwire.codec import wire
 from thinwire.dtypes import DTYPES, DType
 from thinwire.errors import CorruptPayload
-from thinwire.patch import Bits, Patch, position_dtype
+from thinwire.patch import Bits, Patch, StepPatch, position_dtype
 from thinwire.schema import Schema
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "decode_steps", "encode"]
 
 _INDEX = {"<i4": DTYPES["I32"], "<i8": DTYPES["I64"]}
 
@@ -70,6 +70,13 @@ def decode(
         if suffix == "indices":
             patches.append(_patch(name, tensors, header, schema))
     return sorted(patches, key=lambda patch: patch.ordinal)
+
+
+def decode_steps(
+    tensors: Mapping[str, Bits], header: wire.Header, schema: Schema
+) -> list[Patch | StepPatch]:
+    """Like :func:`decode`: this codec needs no base to begin with."""
+    return [*decode(tensors, header, schema)]
 
 
 def _patch(name: str, tensors: Mapping[str, Bits], header: wire.Header, schema: Schema) -> Patch:

@@ -21,7 +21,7 @@ from thinwire.codec.simd import (
     pass_block,
     popcount,
 )
-from thinwire.ulp import step_from
+from thinwire.ulp import step_from, step_to
 
 __all__ = ["NEVER", "locate_changes", "rank_changes"]
 
@@ -47,25 +47,33 @@ def rank_changes(
     shift: int,
     field: int,
     thresholds: Array,
+    class_of: Array,
     positions: Array,
+    origin: int,
+    bits: Array,
+    signed: bool,
     counts: Array,
     last: Array,
     classes: Array,
     gaps: Array,
+    sizes: Array,
+    outward: Array,
 ) -> None:
-    """Class of every change, and the elements of that class since the last change in it.
+    """Class of every change, the elements of that class since the last change in it, and its step.
 
     Args:
         base: ``(n,)`` elements, n a multiple of 64, of which the first ``size`` count.
-        shift, field, thresholds: the class map.
-        positions: ``(k,)`` int64 in ``base``, increasing.
+        shift, field, thresholds: the class map; ``class_of``: ``(256,)`` uint8, the same by key.
+        positions: ``(k,)`` increasing; ``origin`` is the first element's.
+        bits: ``(k,)`` the new elements.
+        signed: whether elements are ordered as floats with a sign.
         counts: ``(17,)`` int32, carried through a segment: elements of class k or higher so far.
         last: ``(16,)`` int32, carried as well: the rank behind the last change of class k.
-        classes, gaps: ``(k,)`` uint8 and uint32, filled.
+        classes, gaps, sizes, outward: ``(k,)`` filled.
     """
     masks = np.zeros(CLASSES + 1, np.uint64)
     change = 0
-    following = positions[0] if positions.size else size
+    following = np.int64(positions[0]) - origin if positions.size else np.int64(size)
     for at in range(0, size, BLOCK):
         whole = at + BLOCK <= size
         if following >= at + BLOCK and whole:
@@ -75,18 +83,19 @@ def rank_changes(
         if not whole:
             _cut(masks, size - at)
         while change < positions.size and following < at + BLOCK:
-            bit = _ONE << np.uint64(following - at)
-            k = 0
-            while masks[k + 1] & bit:
-                k += 1
-            before = popcount(masks[k] & ~masks[k + 1] & (bit - _ONE))
-            rank = counts[k] - counts[k + 1] + before
+            old = np.uint64(base[following])
+            k = np.int64(class_of[np.int64(old >> np.uint64(shift)) & field])
+            below = (_ONE << np.uint64(following - at)) - _ONE
+            rank = counts[k] - counts[k + 1] + popcount(masks[k] & ~masks[k + 1] & below)
             classes[change] = k
             gaps[change] = rank - last[k]
             last[k] = rank + 1
+            step, out = step_to(old, np.uint64(bits[change]), 8 * base.itemsize, signed)
+            sizes[change] = step
+            outward[change] = out
             change += 1
             if change < positions.size:
-                following = positions[change]
+                following = np.int64(positions[change]) - origin
         for k in range(CLASSES):
             counts[k] += popcount(masks[k])
 
@@ -128,29 +137,38 @@ def locate_changes(
     count = 0
     for at in range(0, size, BLOCK):
         whole = at + BLOCK <= size
-        if whole and pass_block(base, at, shift, field, thresholds, left):
-            continue
-        class_masks(base, at, shift, field, thresholds, masks)
-        if not whole:
+        due = np.uint64(0)
+        if whole:
+            due = pass_block(base, at, shift, field, thresholds, left)
+            if due == 0:
+                continue
+            class_masks(base, at, shift, field, thresholds, masks)
+        else:
+            class_masks(base, at, shift, field, thresholds, masks)
             _cut(masks, size - at)
+            for k in range(CLASSES):
+                left[k] -= popcount(masks[k] & ~masks[k + 1])
+                if left[k] < 0:
+                    due |= _ONE << np.uint64(k)
         changed = np.uint64(0)
-        for k in range(CLASSES):
+        while due != 0:
+            k = low_bit(due)
+            due &= due - _ONE
             own = masks[k] & ~masks[k + 1]
-            ahead = np.int64(left[k])
             members = popcount(own)
-            if ahead < members:
-                passed = 0
-                cursor = cursors[k]
-                while ahead < members:
-                    while passed < ahead:
-                        own &= own - _ONE
-                        passed += 1
-                    lane = low_bit(own)
-                    changed |= _ONE << np.uint64(lane)
-                    which[lane] = cursor
-                    cursor += 1
-                    ahead += 1 + np.int64(gaps[cursor]) if cursor < ends[k] else NEVER
-                cursors[k] = cursor
+            ahead = np.int64(left[k]) + members
+            passed = 0
+            cursor = cursors[k]
+            while ahead < members:
+                while passed < ahead:
+                    own &= own - _ONE
+                    passed += 1
+                lane = low_bit(own)
+                changed |= _ONE << np.uint64(lane)
+                which[lane] = cursor
+                cursor += 1
+                ahead += 1 + np.int64(gaps[cursor]) if cursor < ends[k] else NEVER
+            cursors[k] = cursor
             left[k] = min(ahead - members, NEVER)
         if count + popcount(changed) > positions.size:
             return -1

@@ -116,29 +116,19 @@ def collect(
         spans.append(np.searchsorted(where, [piece.start, piece.stop]).tolist())
     total = sum(hi - lo for lo, hi in spans)
     kind = patches[pieces[0].tensor].spec.dtype
-    old, new = np.empty(total, kind.bits), np.empty(total, kind.bits)
-    members, gaps = np.zeros(total, np.uint8), np.empty(total, np.uint32)
-    counts, last = np.zeros(CLASSES + 1, np.int32), np.zeros(CLASSES, np.int32)
-    at, passed, end = 0, 0, 0
-    for piece, (lo, hi) in zip(pieces, spans):
-        patch, end = patches[piece.tensor], at + hi - lo
-        elements = base[piece.tensor][piece.start : piece.stop]
-        positions = patch.positions[lo:hi].astype(np.int64)
-        old[at:end] = base[piece.tensor][positions]
-        new[at:end] = patch.bits[lo:hi]
-        positions -= piece.start
-        if classes is None:
-            gaps[at:end] = positions + passed
-            passed += piece.stop - piece.start
-        else:
-            _rank(elements, positions, classes, counts, last, members[at:end], gaps[at:end])
-        at = end
-    if classes is None and total:
-        gaps[1:] = np.diff(gaps) - np.uint32(1)
-    sizes, outward = np.empty(total, kind.bits), np.empty(total, np.uint8)
-    steps_between(old, new, signed_float(kind), sizes, outward)
+    gaps, sizes = np.empty(total, np.uint32), np.empty(total, kind.bits)
+    outward = np.empty(total, np.uint8)
     if classes is None:
+        _collect_plain(pieces, spans, patches, base, Changes(_ALL_PLAIN, gaps, sizes, outward))
         return Changes(np.array([total] + [0] * (CLASSES - 1)), gaps, sizes, outward)
+    members = np.empty(total, np.uint8)
+    counts, last = np.zeros(CLASSES + 1, np.int32), np.zeros(CLASSES, np.int32)
+    at = 0
+    for piece, (lo, hi) in zip(pieces, spans):
+        part = slice(at, at + hi - lo)
+        changes = _Ranked(counts, last, members[part], gaps[part], sizes[part], outward[part])
+        _rank(piece, patches[piece.tensor], slice(lo, hi), base[piece.tensor], classes, changes)
+        at += hi - lo
     per_class = np.bincount(members, minlength=CLASSES)
     starts = np.cumsum(per_class) - per_class
     ordered = Changes(per_class, np.empty_like(gaps), np.empty_like(sizes), np.empty_like(outward))
@@ -146,31 +136,68 @@ def collect(
     return ordered
 
 
-def _rank(
-    elements: Bits,
-    positions: Array,
-    classes: ClassMap,
-    counts: Array,
-    last: Array,
-    members: Array,
-    gaps: Array,
+_ALL_PLAIN = np.zeros(CLASSES, np.int64)
+
+
+def _collect_plain(
+    pieces: Sequence[Piece],
+    spans: Sequence[tuple[int, int]],
+    patches: Sequence[Patch],
+    base: Sequence[Bits],
+    changes: Changes,
 ) -> None:
+    at = passed = 0
+    for piece, (lo, hi) in zip(pieces, spans):
+        patch, part = patches[piece.tensor], slice(at, at + hi - lo)
+        positions = patch.positions[lo:hi]
+        old, kind = base[piece.tensor][positions], patch.spec.dtype
+        sizes, outward = changes.sizes[part], changes.outward[part]
+        steps_between(old, patch.bits[lo:hi], signed_float(kind), sizes, outward)
+        changes.gaps[part] = positions + (passed - piece.start)
+        passed += piece.stop - piece.start
+        at += hi - lo
+    changes.gaps[1:] = np.diff(changes.gaps) - np.uint32(1)
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """What ranking carries through a segment, and fills for one piece."""
+
+    counts: Array
+    last: Array
+    members: Array
+    gaps: Array
+    sizes: Array
+    outward: Array
+
+
+def _rank(
+    piece: Piece, patch: Patch, span: slice, base: Bits, classes: ClassMap, changes: _Ranked
+) -> None:
+    elements = base[piece.start : piece.stop]
+    positions, bits = patch.positions[span], patch.bits[span]
     whole = elements.size // BLOCK * BLOCK
-    split = int(np.searchsorted(positions, whole))
-    key = (classes.shift, classes.mask, classes.thresholds)
-    rank_changes(
-        elements[:whole],
-        whole,
-        *key,
-        positions[:split],
-        counts,
-        last,
-        members[:split],
-        gaps[:split],
-    )
+    split = int(np.searchsorted(positions, piece.start + whole))
+    parts = [(elements[:whole], whole, piece.start, slice(0, split))]
     if whole < elements.size:
-        rest = positions[split:] - whole
-        tail = pad(elements[whole:])
+        rest = slice(split, positions.size)
+        parts.append((pad(elements[whole:]), elements.size - whole, piece.start + whole, rest))
+    for block, size, origin, part in parts:
         rank_changes(
-            tail, elements.size - whole, *key, rest, counts, last, members[split:], gaps[split:]
+            block,
+            size,
+            classes.shift,
+            classes.mask,
+            classes.thresholds,
+            classes.by_key,
+            positions[part],
+            origin,
+            bits[part],
+            signed_float(patch.spec.dtype),
+            changes.counts,
+            changes.last,
+            changes.members[part],
+            changes.gaps[part],
+            changes.sizes[part],
+            changes.outward[part],
         )

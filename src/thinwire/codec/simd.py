@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 __all__ = [
@@ -170,29 +170,37 @@ def class_masks(
 def pass_block(
     typing: Any, base: Any, at: Any, shift: Any, field: Any, thresholds: Any, left: Any
 ) -> Any:
-    """Pass over the 64 elements from ``base[at]`` on if nothing in them is due.
+    """Pass over the 64 elements from ``base[at]`` on, and tell in which classes a change is due.
 
     ``left[k]`` ((16,) int32) is the number of elements of class k before the next change in that
-    class. If the block has no more than that of any class, they are taken off and the result is
-    true; otherwise nothing changes. Arguments otherwise as for :func:`count_block`.
+    class. The block's are taken off; where that gives less than 0, a change lies in the block.
+
+    Returns:
+        A bit for each such class. Arguments otherwise as for :func:`count_block`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         bits = _class_bits(builder, args, signature.args, context)
-        left_p = _data(context, builder, signature.args[5], args[5])
-        zero = ir.Constant(_I32, 0)
-        sizes = [ir.Constant(_I32, BLOCK)]
-        sizes += [builder.trunc(builder.ctpop(mask), _I32) for mask in bits] + [zero]
-        signs, after = zero, []
-        for k in range(CLASSES):
-            own = builder.sub(sizes[k], sizes[k + 1])
-            after.append(builder.sub(builder.load(_place(builder, left_p, k)), own))
-            signs = builder.or_(signs, after[-1])
-        passed = builder.icmp_signed(">=", signs, zero)
-        with builder.if_then(passed):
-            for k in range(CLASSES):
-                builder.store(after[k], _place(builder, left_p, k))
-        return passed
+        wide, narrow = ir.VectorType(_I64, CLASSES), ir.VectorType(_I32, CLASSES)
+        masks = ir.Constant(wide, [-1] + [0] * (CLASSES - 1))
+        for k, mask in enumerate(bits, 1):
+            masks = builder.insert_element(masks, mask, ir.Constant(_I32, k))
+        count = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(wide, [wide]), "llvm.ctpop.v16i64"
+        )
+        sizes = builder.trunc(builder.call(count, [masks]), narrow)
+        zero = ir.Constant(narrow, [0] * CLASSES)
+        following = builder.shuffle_vector(
+            sizes, zero, ir.Constant(narrow, list(range(1, CLASSES + 1)))
+        )
+        left_p = builder.bitcast(
+            _data(context, builder, signature.args[5], args[5]), narrow.as_pointer()
+        )
+        own = builder.sub(sizes, following)
+        after = builder.sub(builder.load(left_p, align=4), own)
+        builder.store(after, left_p, align=4)
+        due = builder.bitcast(builder.icmp_signed("<", after, zero), ir.IntType(CLASSES))
+        return builder.zext(due, _I64)
 
     args = (base, types.int64, types.int64, types.int64, thresholds, left)
-    return types.boolean(*args), generate
+    return types.uint64(*args), generate

@@ -78,23 +78,24 @@ def write_raw(values: Array, sub: int, data: Array, bit: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def read_values(symbols: Array, sub: int, data: Array, bit: int, values: Array) -> int:
+def read_values(
+    symbols: Array, sub: int, longest: int, data: Array, bit: int, values: Array
+) -> int:
     """Fill ``values`` (unsigned) from their symbols and the raw bits from ``bit`` on.
 
     Args:
+        longest: bits that a value may have, at most those of an element of ``values``.
         data: uint8, with 8 bytes to spare beyond the last raw bit.
 
     Returns:
-        Where the raw bits end; -1 if a symbol stands for more bits than the element has, or the
-        data ends too soon.
+        Where the raw bits end; -1 if a symbol stands for a longer value, or the data ends too soon.
     """
-    width = 8 * values.itemsize
     limit = 8 * (data.size - 8)
     for i in range(symbols.size):
         symbol = np.int64(symbols[i])
         octave = symbol >> sub
         shift = max(octave - 1, 0)
-        if shift + sub + 1 > width and symbol >= 1 << width:
+        if shift and shift + sub + 1 > longest:
             return -1
         top = np.uint64(symbol - (shift << sub))
         if bit + shift > limit:

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from thinwire.digest import ZERO, digest_tensor, state_digest
+from thinwire.digest import ZERO, TensorDigest, digest_replaced, digest_tensor, state_digest
 from thinwire.disk import DiskMirror
 from thinwire.engines.gate import Gate
 from thinwire.errors import DigestMismatch, EnginePoisoned, Misuse, SchemaMismatch
-from thinwire.mirror import Mirror
-from thinwire.patch import Patch
+from thinwire.mirror import Mirror, NoMirror
+from thinwire.patch import Patch, StepPatch
 from thinwire.replica import Update
 from thinwire.schema import Schema
+from thinwire.ulp import resolve
 from thinwire.weights import PIECE, Tensor, named_tensors
 
 __all__ = ["TransformersEngine"]
@@ -39,7 +40,9 @@ class TransformersEngine:
 
     Args:
         model: any module whose state dict has the run's names. Not a view of the mirror's files.
-        mirror: what the updates' replica keeps. The module's weights are set to what it holds.
+        mirror: what the updates' replica keeps. The module's weights are set to what it holds;
+            with a :class:`~thinwire.mirror.NoMirror` they stay, and the first update attests that
+            they are those of its version.
 
     Raises:
         SchemaMismatch: the module lacks a tensor of the run, or has one with another shape or
@@ -56,9 +59,15 @@ class TransformersEngine:
         self._gate = Gate()
         self._poisoned = False
         self.version = -1
-        self.schema = _held_schema(mirror)
-        self._tensors = _match(model, self.schema)
-        self.reload()
+        self.schema = Schema(())
+        self._tensors: list[Tensor] = []
+        self._digests: list[TensorDigest] = []
+        if not isinstance(mirror, NoMirror):
+            self._bind(_held_schema(mirror))
+            self.reload()
+
+    def _bind(self, schema: Schema) -> None:
+        self._tensors, self.schema = _match(self.model, schema), schema
 
     @classmethod
     def load(cls, mirror: DiskMirror, **kwargs: Any) -> TransformersEngine:
@@ -102,22 +111,55 @@ class TransformersEngine:
             raise EnginePoisoned("an earlier update was applied in part")
         if update.version <= self.version:
             return
-        if update.patches is None or update.version != self.version + 1:
+        if isinstance(self._mirror, NoMirror):
+            self._apply_alone(update, self._mirror)
+        elif update.patches is None or update.version != self.version + 1:
             self.reload()
+        else:
+            patches = [_with_bits(patch) for patch in update.patches]
+            self._scatter(update.version, [_stage(self._tensors[p.ordinal], p) for p in patches])
+
+    def _apply_alone(self, update: Update, mirror: NoMirror) -> None:
+        """Without a mirror: the module's own bits are the base, and prove the update."""
+        if update.patches is None:
+            self._bind(mirror.schema)
+            digests = _digests_of(self._tensors)
+            if state_digest(self.schema, digests) != update.commit.digest:
+                raise DigestMismatch(
+                    f"the module does not hold version {update.version}",
+                    hint="without a mirror, load that version's checkpoint into the module first",
+                )
+            self._digests, self.version = digests, update.version
             return
-        staged = [_stage(self._tensors[p.ordinal], p) for p in update.patches]
+        if update.version != self.version + 1:
+            raise Misuse(f"the module holds version {self.version}, not {update.version - 1}")
+        digests, staged = list(self._digests), []
+        for patch in update.patches:
+            tensor = self._tensors[patch.ordinal]
+            old = _gather(tensor, patch)
+            known = resolve(patch, old) if isinstance(patch, StepPatch) else patch
+            digests[patch.ordinal] += digest_replaced(known, old)
+            staged.append(_stage(tensor, known))
+        if state_digest(self.schema, digests) != update.commit.digest:
+            raise DigestMismatch(f"version {update.version} does not follow from the module's bits")
+        self._scatter(update.version, staged)
+        self._digests = digests
+
+    def _scatter(self, version: int, staged: Sequence[_Change]) -> None:
         with self._gate.exclusive():
             try:
                 for change in staged:
                     change.scatter()
             except BaseException as error:
                 self._poisoned = True
-                raise EnginePoisoned(f"version {update.version} was applied in part") from error
-            self.version = update.version
+                raise EnginePoisoned(f"version {version} was applied in part") from error
+            self.version = version
 
     def reload(self) -> None:
         """Set every tensor to what the mirror holds; heals a poisoned engine."""
         held = self._mirror.held
+        if isinstance(self._mirror, NoMirror):
+            raise Misuse("there is no mirror to reload from", hint="make a new engine")
         if held is None:
             raise Misuse("the mirror holds nothing yet", hint="call replica.sync() first")
         self.schema.require_same(self._mirror.schema)
@@ -127,8 +169,9 @@ class TransformersEngine:
             with self._mirror.reading():
                 for tensor, bits in zip(self._tensors, self._mirror.tensors):
                     _fill(tensor, bits)
-                held, digests = self._mirror.held or held, list(self._mirror.digests)
-            if self._digest(self._tensors) != state_digest(self.schema, digests):
+                held = self._mirror.held or held
+                expected = state_digest(self.schema, self._mirror.digests)
+            if state_digest(self.schema, _digests_of(self._tensors)) != expected:
                 raise DigestMismatch(f"the module does not hold version {held.version}")
             self.version = held.version
             self._poisoned = False
@@ -141,16 +184,17 @@ class TransformersEngine:
         """
         with self._gate.shared():
             # what the module computes with now, not what it had when the engine was made
-            return self._digest(_match(self.model, self.schema))
+            return state_digest(self.schema, _digests_of(_match(self.model, self.schema)))
 
-    def _digest(self, tensors: list[Tensor]) -> str:
-        digests = []
-        for tensor in tensors:
-            total = ZERO
-            for start, bits in tensor.pieces():
-                total += digest_tensor(bits, start=start)
-            digests.append(total)
-        return state_digest(self.schema, digests)
+
+def _digests_of(tensors: Sequence[Tensor]) -> list[TensorDigest]:
+    digests = []
+    for tensor in tensors:
+        total = ZERO
+        for start, bits in tensor.pieces():
+            total += digest_tensor(bits, start=start)
+        digests.append(total)
+    return digests
 
 
 def _held_schema(mirror: Mirror) -> Schema:
@@ -225,6 +269,21 @@ def _stage(tensor: Tensor, patch: Patch) -> _Change:
     positions = torch.from_numpy(patch.positions.astype(np.int64)).to(view.device)
     index = (positions,) if view.ndim == 1 else torch.unravel_index(positions, view.shape)
     return _Change(view, tuple(index), _to_torch(patch.bits, view.device))
+
+
+def _gather(tensor: Tensor, patch: Patch | StepPatch) -> np.ndarray[Any, Any]:
+    """``(n,)`` the module's bits at a patch's positions."""
+    view = _integer_view(tensor)
+    positions = torch.from_numpy(patch.positions.astype(np.int64)).to(view.device)
+    index = (positions,) if view.ndim == 1 else torch.unravel_index(positions, view.shape)
+    found: np.ndarray[Any, Any] = view[tuple(index)].cpu().numpy().view(tensor.dtype.bits)
+    return found
+
+
+def _with_bits(patch: Patch | StepPatch) -> Patch:
+    if isinstance(patch, StepPatch):
+        raise Misuse(f"{patch.name}: steps are for engines without a mirror")
+    return patch
 
 
 def _fill(tensor: Tensor, bits: np.ndarray[Any, Any]) -> None:
