@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 REPORT ?= demo-report
+FUZZ_SECONDS ?= 60
+BENCH_STAMP := $(VENV)/.stamp-bench
+STATES ?= bench/states
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test lint types unit fuzz bench bench-states bench-diff clean
 
 demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket
 	$(BIN)/thinwire demo --report $(REPORT) $(DEMO_ARGS)
@@ -22,8 +25,25 @@ types: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-bench: $(STAMP)  ## diff, digest and copy side by side
+fuzz: $(STAMP)  ## spoiled payloads against both decoders; guided by coverage if atheris is there
+	$(BIN)/python tests/fuzz/fuzz_decode.py --seconds $(FUZZ_SECONDS)
+
+bench: $(BENCH_STAMP) $(STATES)/.done  ## sizes and speed of the codecs; rewrites docs/benchmarks.md
+	$(BIN)/thinwire bench codec --states $(STATES) --json bench/results/codec.json $(BENCH_ARGS)
+	$(BIN)/python benchmarks/report.py bench/results/codec.json docs/benchmarks.md
+
+bench-states: $(STATES)/.done  ## train the real states that `make bench` measures: minutes to an hour
+
+$(STATES)/.done: $(BENCH_STAMP)
+	$(BIN)/python benchmarks/make_states.py $(STATES)
+	touch $@
+
+bench-diff: $(STAMP)  ## diff, digest and copy side by side
 	$(BIN)/thinwire bench diff
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[bench]'
+	touch $@
 
 $(STAMP): pyproject.toml requirements/dev.txt requirements/model.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

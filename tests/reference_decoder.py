@@ -312,9 +312,10 @@ def read_group(fields: Fields, schema: list[Tensor], classed: bool) -> Group:
     require(len(present) > 0 and (classed or present == [0]), "impossible classes")
     tables = {k: (read_table(fields), read_table(fields)) for k in present}
     total = sum(schema[k].numel for k in ordinals)
-    segments = []
-    for start in range(0, total, SEGMENT):
-        segments.append(read_segment(fields, min(SEGMENT, total - start), present, kind))
+    segments = [
+        read_segment(fields, min(SEGMENT, total - start), present, kind)
+        for start in range(0, total, SEGMENT)
+    ]
     return Group(kind, thresholds, ordinals, tables, segments)
 
 

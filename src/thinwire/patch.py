@@ -14,9 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.errors import CorruptPayload
+from thinwire.kernels import find_cache
 from thinwire.schema import TensorSpec
 
 __all__ = ["Bits", "Patch", "Positions", "StepPatch", "apply_patch", "position_dtype"]
+
+find_cache()
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 """Elements through the unsigned integer of their width."""

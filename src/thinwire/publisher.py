@@ -172,8 +172,6 @@ class Publisher:
                 raise RunExists(f"{self._bucket.url} already holds run {run.run}")
             return run, Weights.matching(source, run.schema), False
         weights = Weights.of(source, dtype=dtype)
-        if not len(weights.schema):
-            raise Misuse("there is not one tensor to publish", hint="was an iterator used up?")
         run = RunInfo(new_nonce(), self._writer, weights.schema, base, _now_ms())
         outcome = create_record(self._bucket, keys.RUN, run.encode())
         if outcome is Outcome.LOST:
@@ -247,6 +245,7 @@ class Publisher:
             SchemaMismatch: a name, shape, dtype or tie changed; nothing was uploaded.
             Misuse: the step is no 64-bit integer, or this process is a fork of the publisher's.
             WriterConflict: another writer has taken the run over; this one is finished.
+            HistoryRewritten: the last version is not in the bucket any more, or is another.
             PublishFailed: the publisher is closed.
             CommitUnresolved: an earlier commit's outcome still cannot be learned.
             An earlier publish's error that nobody has asked its receipt for.
@@ -294,6 +293,8 @@ class Publisher:
             upload(self._bucket, ref.key, buffers, ref.size)
         del buffers
         uploaded = time.perf_counter()
+        # into a bucket that was emptied or refilled meanwhile, a commit would go as into any other
+        self._chain.confirm(self._tip)
         commit = self._next_commit(refs, patches, step, digests)
         self._commit_now(_Pending(commit, patches, digests))
         stats = PublishStats(

@@ -8,6 +8,7 @@ is refused, and the mirror stays at the version it holds.
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +49,7 @@ __all__ = ["Replica", "Update", "UpdateStats"]
 
 _CONFIRM_EVERY_S = 30.0
 _LONGEST_POLL_S = 86400.0
+_ONE_THREAD = "follow in one thread, and hand the updates on from there"
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Replica:
         self._ahead = max(1, ahead)
         self._progress = progress
         self._run: RunInfo | None = None
+        self._moving = threading.Lock()
         self._owned = not isinstance(mirror, Mirror)
         if mirror is None:
             mirror = NoMirror()
@@ -170,7 +173,9 @@ class Replica:
             self.chain.confirm(tip)
         path = plan(known, head if target is None else target, [0])
         if path.anchor is not None:
-            yield self._load_first(run)
+            with self._alone():
+                update = self._load_first(run)
+            yield update
         yield from self._deltas(run.schema, path.deltas)
 
     def follow(
@@ -310,10 +315,23 @@ class Replica:
                 for _ in versions:
                     while len(waiting) < self._ahead and (v := next(upcoming, None)) is not None:
                         waiting.append(pool.submit(self._fetch, schema, v))
-                    yield self._apply(waiting.popleft().result())
+                    fetched = waiting.popleft().result()
+                    with self._alone():
+                        update = self._apply(fetched)
+                    yield update
             finally:
                 for future in waiting:
                     future.cancel()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse another thread that would move the same mirror meanwhile."""
+        if not self._moving.acquire(blocking=False):
+            raise Misuse("another thread is using this replica", hint=_ONE_THREAD)
+        try:
+            yield
+        finally:
+            self._moving.release()
 
     def _read(self, version: int) -> Commit:
         try:
@@ -331,6 +349,8 @@ class Replica:
         mirror, commit = self.mirror, fetched.commit
         if mirror.held is None:
             raise Misuse("the mirror is closed")
+        if commit.version <= mirror.held.version:
+            raise Misuse(f"the mirror has moved to version {mirror.held.version}", hint=_ONE_THREAD)
         check_child(commit, mirror.held)
         if isinstance(mirror, NoMirror):
             return self._pass_on(mirror, fetched)

@@ -204,6 +204,33 @@ def rivals() -> None:
             pytest.skip(f"needs {module}")
 
 
+def report():
+    """The script that turns the document into the page's tables."""
+    pytest.importorskip("matplotlib")
+    file = Path(__file__).parents[2] / "benchmarks" / "report.py"
+    spec = importlib.util.spec_from_file_location("report", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_filled_between_markers() -> None:
+    page = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n"
+    filled = report().fill(page, "x", r"new \1")
+    assert filled == "a\n<!-- begin x -->\nnew \\1\n<!-- end x -->\nb\n"
+    assert report().fill(filled, "x", r"new \1") == filled
+    with pytest.raises(SystemExit):
+        report().fill(page, "y", "")
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    document = json.loads((root / "bench" / "results" / "codec.json").read_text())
+    for name, table in report().TABLES.items():
+        assert report().fill(page, name, table(document)) == page, name
+
+
 @pytest.mark.usefixtures("tiny", "rivals")
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_document(cli, states: Path, tmp_path: Path) -> None:
@@ -228,6 +255,8 @@ def test_document(cli, states: Path, tmp_path: Path) -> None:
     assert document["targets_met"] == all(target["met"] for target in document["targets"])
     assert "tiny-lr1e-06: compact / bound" in out
 
+    for name, table in report().TABLES.items():
+        assert table(document).startswith("| "), name
     kept = document["synthetic"]
     cli("bench", "codec", "--states", states, "--json", file, "--repeat", 1, "--only", "pairs")
     assert json.loads(file.read_text())["synthetic"] == kept

@@ -6,9 +6,11 @@ nothing that the tests run, writes one.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import struct
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -74,8 +76,8 @@ def test_nothing_is_missing_changed_or_unlisted() -> None:
         assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == digest, name
     there = {path.name for path in FOLDER.iterdir()} - {"SHA256SUMS"}
     assert there == {line.split()[1] for line in LIST}
-    assert len(ACCEPTED) >= 37
-    assert len(REFUSED) >= 79
+    assert len(ACCEPTED) >= 39
+    assert len(REFUSED) >= 107
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -107,6 +109,24 @@ def test_the_reference_refuses_it(name: str, reference: ModuleType) -> None:
     with pytest.raises(reference.Refused) as refusal:
         reference.decode(vector.file, vector.about["tensors"], vector.base)
     assert refusal.value.kind == vector.about["refused"]
+
+
+def test_every_refusal_of_the_reference_has_a_vector(reference: ModuleType) -> None:
+    assert reference.__file__
+    calls = [
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(ast.parse(Path(reference.__file__).read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if node.func.id == "require"
+    ]
+    reached = set()
+    for name in REFUSED:
+        vector = Vector(name)
+        try:
+            reference.decode(vector.file, vector.about["tensors"], vector.base)
+        except reference.Refused as refusal:
+            reached |= {line for _, line in traceback.walk_tb(refusal.__traceback__)}
+    assert [call.start for call in calls if reached.isdisjoint(call)] == []
 
 
 @pytest.mark.parametrize("name", [name for name in ACCEPTED if "-1-thinwire-0.1.0-" in name])

@@ -51,7 +51,7 @@ START = bytes([0, 0, 1, 0] * 4)
 '''
 
 EVERYTHING_CHANGES = """
-for kind in ("U8", "BF16", "I64"):
+for kind in ("BF16", "I64"):
     for name in ("packed", "compact"):
         schema, base = state(kind)
         entry = varint(SEGMENT) + varint(0) + varint(0)

@@ -2,8 +2,9 @@
 
 With atheris installed (``pip install atheris``), libFuzzer guides the mutations by what they reach
 in the reference decoder, which has a branch for every rule; the library's kernels are compiled and
-cannot be watched. Without it, the same mutations are made at random. Either way a finding ends the run, and the file that shows it is left in the folder of
-findings; fix it, and keep it as a vector of the kind ``refused``.
+cannot be watched. Without it, the same mutations are made at random. Either way a finding ends the
+run, and the file that shows it is left in the folder of findings; fix it, and keep the file as a
+vector of the kind ``refused``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ try:
 except ImportError:
     atheris = None
 
-import thinwire.codec  # noqa: F401  its kernels must not be instrumented
+import thinwire.codec  # noqa: E402, F401  its kernels must not be instrumented
 
 with atheris.instrument_imports() if atheris else contextlib.nullcontext():
     import reference_decoder  # noqa: F401

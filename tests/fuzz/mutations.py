@@ -7,6 +7,7 @@ agree: the same changes, or a refusal of the same kind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import struct
@@ -147,10 +148,8 @@ def fields_of(seed: Seed, body: bytes, classed: bool) -> list[Field]:
     """The fields of ``changes``, as far as it can be read, and the rest."""
     reader = reference.Fields(body)
     tensors = [reference.Tensor(*t) for t in seed.tensors]
-    try:
+    with contextlib.suppress(reference.Refused):
         reference.read_changes(reader, tensors, seed.base, classed=classed)
-    except reference.Refused:
-        pass
     fields = [(what, body[start:stop]) for start, stop, what in reader.seen]
     end = reader.seen[-1][1] if reader.seen else 0
     return [*fields, ("rest", body[end:])]

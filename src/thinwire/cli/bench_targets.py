@@ -31,19 +31,21 @@ def _row(what: str, value: float, limit: float, *, most: bool) -> dict[str, Any]
 
 
 def _sizes(document: Document) -> Iterator[dict[str, Any]]:
-    smaller = []
+    smaller: dict[str, list[float]] = {"arc_v3": [], "arc_v3_as_shipped": []}
     for row in document["pairs"]:
         compact = row["sizes"]["compact"]
-        limit = _OVER_BOUND_LARGE if compact - row["commit_bytes"] > _LARGE else _OVER_BOUND_SMALL
+        large = compact - row["commit_bytes"] > _LARGE
+        limit = _OVER_BOUND_LARGE if large else _OVER_BOUND_SMALL
         ratio = compact / row["bound"]["bytes"]
         yield _row(f"{row['pair']}: compact / bound", ratio, limit, most=True)
-        if "arc_v3" in row["sizes"]:
-            smaller.append(row["sizes"]["arc_v3"] / compact)
-            what = f"{row['pair']}: arc_v3 / compact"
-            yield _row(what, smaller[-1], _BELOW_ARC_EACH, most=False)
-    if smaller:
-        mean = statistics.fmean(smaller)
-        yield _row("all pairs: arc_v3 / compact, mean", mean, _BELOW_ARC_MEAN, most=False)
+        for name in [n for n in smaller if n in row["sizes"]]:
+            smaller[name].append(row["sizes"][name] / compact)
+            what = f"{row['pair']}: {name} / compact"
+            yield _row(what, smaller[name][-1], _BELOW_ARC_EACH, most=False)
+    for name, ratios in smaller.items():
+        if ratios:
+            mean = statistics.fmean(ratios)
+            yield _row(f"all pairs: {name} / compact, mean", mean, _BELOW_ARC_MEAN, most=False)
 
 
 def _drawn(document: Document) -> Iterator[dict[str, Any]]:

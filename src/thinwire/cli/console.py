@@ -20,6 +20,7 @@ __all__ = [
     "emit",
     "json_option",
     "percent",
+    "plain",
     "print_table",
     "share",
     "size",
@@ -37,8 +38,16 @@ def json_option(command: F) -> F:
 
 
 def emit(document: object, *, line: bool = False) -> None:
-    """Print a JSON document, on one line if it is one of several."""
-    click.echo(json.dumps(document, indent=None if line else 2, ensure_ascii=False))
+    """Print a JSON document, on one line if it is one of several.
+
+    In ASCII: what it holds may be no text in the terminal's encoding, or none at all (file names).
+    """
+    click.echo(json.dumps(document, indent=None if line else 2))
+
+
+def plain(text: str) -> str:
+    """``text`` without what a terminal would obey: names in a bucket are anybody's."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
@@ -52,9 +61,14 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, left: 
         text = number < left
         table.add_column(header, justify="left" if text else "right", no_wrap=not text)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(plain, row))
     width = None if sys.stdout.isatty() else 10_000
-    Console(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+    class Output(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with a status of its own
+            raise BrokenPipeError
+
+    Output(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
 # --- numbers -------------------------------------------------------------------------------
@@ -106,7 +120,7 @@ class Bar:
     def __init__(self, what: str = "") -> None:
         self._shown: Progress | None = None
         self._task: TaskID | None = None
-        self._enabled = sys.stderr.isatty()
+        self._enabled = sys.stderr is not None and sys.stderr.isatty()
         if what:
             self(what, 0, 0)
 

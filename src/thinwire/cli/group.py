@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 
+from thinwire.cli.console import plain
 from thinwire.cli.exits import exit_code, hint
 from thinwire.errors import Misuse, ThinwireError
 
@@ -78,8 +80,10 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
+            _tolerate_any_text()
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BrokenPipeError as error:
@@ -100,10 +104,18 @@ class LazyGroup(click.Group):
 
 def print_error(message: str, hint: str) -> None:
     """``error: …`` and ``hint: …`` on stderr."""
-    click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    click.echo(message, err=True)
-    click.secho("hint: ", fg="yellow", err=True, nl=False)
-    click.echo(hint, err=True)
+    color = False if os.environ.get("NO_COLOR") else None
+    click.secho("error: ", fg="red", bold=True, err=True, nl=False, color=color)
+    click.echo("\n".join(map(plain, message.splitlines())), err=True)
+    click.secho("hint: ", fg="yellow", err=True, nl=False, color=color)
+    click.echo("\n".join(map(plain, hint.splitlines())), err=True)
+
+
+def _tolerate_any_text() -> None:
+    """A character that the terminal's encoding lacks is shown escaped, not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _message(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from thinwire.cli.console import count, emit, json_option, print_table, size, when
+from thinwire.cli.console import count, emit, json_option, plain, print_table, size, when
 
 __all__ = ["inspect"]
 
@@ -79,7 +79,7 @@ def _print(document: Mapping[str, Any], target: str) -> None:
         elif isinstance(value, (list, dict)):
             _print_nested(key, value)
         else:
-            click.echo(f"  {key}: {_text(key, value)}")
+            click.echo(f"  {plain(key)}: {_text(key, value)}")
     for key, rows in tables:
         click.echo(f"\n{key}:")
         headers = tuple(rows[0])
@@ -89,7 +89,11 @@ def _print(document: Mapping[str, Any], target: str) -> None:
 def _print_nested(key: str, value: list[Any] | dict[str, Any]) -> None:
     if not value:
         return
-    lines = [f"{k}: {_text(k, v)}" for k, v in value.items()] if isinstance(value, dict) else value
+    lines = (
+        [f"{plain(k)}: {_text(k, v)}" for k, v in value.items()]
+        if isinstance(value, dict)
+        else value
+    )
     click.echo(f"  {key}:")
     for line in lines[:_SHOWN]:
         click.echo(f"    {_text('', line)}")
@@ -111,4 +115,4 @@ def _text(key: str, value: Any) -> str:
         return f"{count(value)} ({size(value)})"
     if isinstance(value, (list, dict)):
         return f"{len(value)} entries (--json shows all)"
-    return count(value) if key in _COUNTED else str(value)
+    return count(value) if key in _COUNTED else plain(str(value))

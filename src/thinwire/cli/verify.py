@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thinwire.cli.console import Bar, emit, json_option, size
+from thinwire.cli.console import Bar, emit, json_option, plain, size
 from thinwire.cli.exits import RESYNC
 from thinwire.cli.group import print_error
 
@@ -55,9 +55,9 @@ def verify(ctx: click.Context, target: str, base: Path | None, as_json: bool) ->
         emit(document)
     else:
         for problem in problems:
-            click.echo(f"damaged: {problem.subject}: {problem.message}")
+            click.echo(plain(f"damaged: {problem.subject}: {problem.message}"))
         for line in lines:
-            click.echo(line)
+            click.echo(plain(line))
     if problems:
         found = f"{target}: {len(problems)} problem{'s' * (len(problems) > 1)}"
         print_error(found, _advice(document["kind"]))
