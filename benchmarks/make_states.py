@@ -14,6 +14,7 @@ Advantages are drawn from a normal distribution and normalised over the batch.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.resources
 import json
 from pathlib import Path
@@ -100,19 +101,26 @@ def changed_share(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor
     return changed / sum(t.numel() for t in before.values())
 
 
-def make_pair(out: Path, name: str, lr: float, steps: int, seed: int) -> None:
-    """Train and write one pair of states."""
+def make_pairs(out: Path, name: str, rates: list[float], steps: int, seed: int) -> None:
+    """One pair of states per learning rate, all from the same start and the same batches."""
     torch.manual_seed(seed)
     model, ids = {"smollm2": smollm2, "qwen3": qwen3}[name]()
     spread_masters(model, seed=seed)
+    state = torch.get_rng_state()
+    for lr in rates:
+        torch.set_rng_state(state)
+        make_pair(out / f"{name}-lr{lr:g}", copy.deepcopy(model), ids, lr, steps)
+
+
+def make_pair(folder: Path, model: Any, ids: torch.Tensor, lr: float, steps: int) -> None:
+    """Train and write one pair of states."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
     shares, before, after = [], {}, served(model)
     for step in range(steps):
         policy_gradient_step(model, optimizer, ids)
         before, after = after, served(model)
         shares.append(changed_share(before, after))
-        print(f"{name} lr {lr:g} step {step}: {100 * shares[-1]:.3f} % changed", flush=True)
-    folder = out / f"{name}-lr{lr:g}"
+        print(f"{folder.name} step {step}: {100 * shares[-1]:.3f} % changed", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(before, folder / "before.safetensors")
     save_file(after, folder / "after.safetensors")
@@ -128,8 +136,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in options.model or ["smollm2", "qwen3"]:
-        for lr in options.lr or [1e-6, 3e-6, 1e-5, 1e-4]:
-            make_pair(options.out, name, lr, options.steps, options.seed)
+        rates = options.lr or [1e-6, 3e-6, 1e-5, 1e-4]
+        make_pairs(options.out, name, rates, options.steps, options.seed)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,8 @@ class Replica:
         path = plan(known, head if target is None else target, [0])
         if path.anchor is not None:
             with self._alone():
+                if self._tip(run) is not None:
+                    raise Misuse("the mirror has moved to a version meanwhile", hint=_ONE_THREAD)
                 update = self._load_first(run)
             yield update
         yield from self._deltas(run.schema, path.deltas)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -10,11 +11,14 @@ import subprocess
 import sys
 
 import click
+import click.testing
+import numpy as np
 import pytest
 
 from thinwire import errors
 from thinwire.cli import _COMMANDS, main
 from thinwire.cli.exits import exit_code
+from thinwire.log.commit import Commit
 
 
 def test_help_lists_everything_and_the_exit_statuses(cli) -> None:
@@ -170,3 +174,48 @@ def test_progress_is_shown_on_a_terminal_and_only_on_stderr(bucket, tmp_path, co
     assert json.loads(out)
     assert "━" in shown
     assert "\x1b[2K" in shown, "it is taken away in the end"
+
+
+def test_what_the_terminals_encoding_lacks_is_escaped(checkpoint, process, tmp_path) -> None:
+    folder = checkpoint("a", tensors={"größe.重み": np.zeros((2, 3), "f2")})
+    for encoding in ("ascii", "ascii:surrogateescape"):
+        started = process(
+            "inspect", folder / "model.safetensors", env={"PYTHONIOENCODING": encoding}
+        )
+        stdout, stderr = started.communicate(timeout=60)
+        assert (started.returncode, stderr) == (0, ""), encoding
+        assert "\\u91cd" in stdout
+
+
+def test_json_is_json_whatever_a_folder_is_called(bucket, tmp_path) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    command = [sys.executable, "-c", "from thinwire.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "pull", bucket, folder, "--json"], capture_output=True, check=True
+    )
+    assert os.fsencode(json.loads(done.stdout.decode("utf-8"))["folder"]) == folder
+
+
+def test_a_bucket_cannot_speak_to_the_terminal(cli, bucket) -> None:
+    path = bucket / "commits" / "0000000002.json"
+    commit = dataclasses.replace(Commit.decode(path.read_bytes()), codec="\x1b]0;owned\x07\x9b1m")
+    path.write_bytes(commit.encode())
+    for arguments in (["log", bucket], ["inspect", bucket], ["inspect", path], ["verify", bucket]):
+        shown = cli(*arguments).stdout
+        assert not any(c in shown for c in "\x1b\x07\x9b"), arguments
+    assert "\\x1b]0;owned" in cli("log", bucket).stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_closed_streams_are_no_bug(bucket, closed) -> None:
+    call = f'"{sys.executable}" -c "from thinwire.cli import main; main()" log "$0" {closed}'
+    done = subprocess.run(["sh", "-c", call, bucket], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("value", "coloured"), [("", True), ("1", False)])
+def test_no_color(cli, bucket, monkeypatch, value, coloured) -> None:
+    monkeypatch.setenv("NO_COLOR", value)
+    runner = click.testing.CliRunner()
+    result = runner.invoke(main, ["log", str(bucket / "nope")], color=True)
+    assert ("\x1b[" in result.stderr) == coloured

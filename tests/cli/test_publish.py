@@ -158,3 +158,31 @@ def test_sharded_checkpoints_are_published_whole(cli, checkpoint, tmp_path) -> N
     index = {"weight_map": {n: part for part, some in parts.items() for n in some}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert cli.json("publish", folder, tmp_path / "bucket")["elements"] == 1809
+
+
+def test_a_checkpoint_copied_out_of_a_bucket_can_be_published(cli, bucket, tmp_path) -> None:
+    anchor = next((bucket / "anchors").iterdir())
+    cli("publish", anchor, tmp_path / "other")
+    cli("pull", tmp_path / "other", tmp_path / "mirror")
+    assert cli.json("diff", anchor, tmp_path / "mirror")["changed"] == 0
+    assert sorted(p.name for p in (tmp_path / "mirror").iterdir() if p.is_file()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+@pytest.mark.parametrize(("name", "size"), [("a b.txt", 1), ("big.dat", (1 << 30) + 1)])
+def test_assets_that_no_replica_would_take(cli, checkpoint, tmp_path, name, size) -> None:
+    folder = checkpoint("a")
+    with (folder / name).open("wb") as file:
+        file.truncate(size)
+    assert "without assets" in cli.fails("publish", folder, tmp_path / "bucket", status=2)
+    assert not (tmp_path / "bucket" / "anchors").exists()
+    cli("publish", folder, tmp_path / "bucket", "--no-assets")
+    cli("pull", tmp_path / "bucket", tmp_path / "mirror")
+
+
+def test_a_step_that_no_replica_would_take(cli, checkpoint, tmp_path) -> None:
+    cli.fails("publish", checkpoint("a"), tmp_path / "bucket", "--step", 1 << 63, status=2)
+    assert not (tmp_path / "bucket").exists()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.errors import CorruptPayload, UnsupportedFormat
+from thinwire.errors import CorruptPayload, Misuse, UnsupportedFormat
 from thinwire.log import records
 from thinwire.log.commit import AnchorFile, Commit, Manifest, PayloadRef, RunInfo, Tip, new_nonce
 from thinwire.log.records import open_record, record_hash, seal_record
@@ -332,3 +332,9 @@ def test_frozen_vectors(vectors: Path) -> None:
         "29104995d778e94b09009f2bbfb54b68758452e1b923ed9bea99e0a9dd99b86f",
         "0f1a674c6766f50e99e4a6dee3ef8bfd2f8924bc86c77dea41e3a708dcf8b76f",
     )
+
+
+@pytest.mark.parametrize("value", [1.0, True, None, (1,), b"x", Path("x")])
+def test_what_no_reader_would_take_is_not_written(value: object) -> None:
+    with pytest.raises(Misuse, match="integers, strings"):
+        records.seal_record("commit", {"step": value})

@@ -294,3 +294,20 @@ def test_pieces_cover_a_tensor_in_order() -> None:
 def test_a_serving_dtype_for_a_name_that_is_not_there_is_refused() -> None:
     with pytest.raises(Misuse, match=r"layer\.wieght"):
         Weights.of({"layer.weight": torch.zeros(2)}, dtype={"layer.wieght": "bf16"})
+
+
+def test_memory_that_was_released_is_no_weights() -> None:
+    """As sharding frameworks do between uses: such tensors would all be tied at address 0."""
+    first, second = torch.ones(10), torch.ones(10)
+    for tensor in (first, second):
+        tensor.untyped_storage().resize_(0)
+    with pytest.raises(Misuse, match="released"):
+        Weights.of({"first": first, "second": second})
+    assert len(Weights.of({"first": torch.ones(0)}).schema) == 1
+
+
+def test_a_lazily_negated_view_is_another_tensor() -> None:
+    x = torch.arange(1.0, 5.0)
+    weights = Weights.of({"x": x, "y": torch._neg_view(x)})
+    assert not weights.schema.aliases
+    assert weights.tensors[1].flat().view("f4").tolist() == [-1.0, -2.0, -3.0, -4.0]

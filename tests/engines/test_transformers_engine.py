@@ -333,3 +333,24 @@ def test_compact_payloads_need_a_mirror(tmp_path: Path) -> None:
     publish(publisher, trainer, 1)
     with pytest.raises(Misuse, match="only be read with a mirror"):
         replica.sync()
+
+
+def test_parameters_replaced_behind_the_engines_back_are_attested(tmp_path: Path) -> None:
+    trainer, served = tiny_llama(), tiny_llama(seed=1)
+    bucket = open_bucket(tmp_path / "bucket")
+    publisher = Publisher(bucket, trainer)
+    replica = Replica(bucket, MemoryMirror())
+    replica.sync()
+    engine = TransformersEngine(served, replica.mirror)
+    norm = served.model.norm
+    norm.weight = torch.nn.Parameter(torch.zeros_like(norm.weight))
+    publish(publisher, trainer, 1)
+    (update,) = replica.sync()
+    engine.apply(update)
+    assert engine.attest() != update.commit.digest
+    engine.reload()
+    assert engine.attest() == update.commit.digest
+    assert bits_of(served) == bits_of(trainer)
+    served.to(torch.float32)
+    with pytest.raises(SchemaMismatch):
+        engine.attest()

@@ -69,7 +69,7 @@ def codec(
 
     \b
     JSON: environment, pairs [...], changed_shares [...], synthetic [...], drawn {...},
-      speed {steps, arc_v3, ...}, targets [{what, value, limit, kind, met}], targets_met
+      speed {steps {...}, arc_v3 [...]}, targets [{what, value, limit, kind, met}], targets_met
     """
     from thinwire.cli.bench_sizes import find_pairs
     from thinwire.cli.bench_synthetic import full_shape, quick_shape
@@ -149,20 +149,28 @@ def _measure_drawn(
 ) -> dict[str, Any]:
     """Size and speed of a large model changed as the real pair nearest to 1 % was."""
     from thinwire.cli.bench_drawn import drawn
-    from thinwire.cli.bench_sizes import OURS, load_pair, size_row, tallies
-    from thinwire.cli.bench_speed import arc_speed, both_ways
+    from thinwire.cli.bench_sizes import OURS, load_pair, model_of, size_row, tallies
+    from thinwire.cli.bench_speed import arc_speed, both_ways, part_of
 
     found = {}
     for pair in pairs:
         real = load_pair(pair)
         found[pair] = sum(map(len, real.patches)) / real.schema.numel
-    pair = min(found, key=lambda p: abs(math.log(max(found[p], 1e-9) / _SHARE)))
+
+    def distance(pair: Path) -> float:
+        return abs(math.log(max(found[pair], 1e-9) / _SHARE))
+
+    pair = min(found, key=distance)
     (measured,) = tallies(load_pair(pair))
     delta = drawn(shape, measured, _SHARE)
     what = f"{delta.schema.numel / 1e6:.0f} M parameters, 1 % changed"
     sizes = {"what": what, "from_pair": pair.name, "from_share": found[pair]}
     steps = both_ways(delta, OURS, threads=threads, repeat=repeat, progress=bar)
-    arc = arc_speed(delta, _ARC_ELEMENTS, threads=threads, repeat=repeat, progress=bar)
+    part = part_of(delta, _ARC_ELEMENTS)
+    arc = [{"on": f"part of {what}", **arc_speed(part, threads, repeat, bar)}]
+    for model in sorted({model_of(p) for p in pairs}):
+        pair = min((p for p in pairs if model_of(p) == model), key=distance)
+        arc.append({"on": pair.name, **arc_speed(load_pair(pair), threads, repeat, bar)})
     speed = {"what": what, "threads": threads, "repeat": repeat, "steps": steps, "arc_v3": arc}
     return {"drawn": sizes | size_row(delta, {}), "speed": speed}
 

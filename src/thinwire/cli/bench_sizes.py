@@ -25,7 +25,16 @@ from thinwire.patch import Bits, Patch
 from thinwire.schema import Schema, TensorSpec
 from thinwire.weights import Weights
 
-__all__ = ["OURS", "delta_between", "find_pairs", "load_pair", "shares", "size_row", "tallies"]
+__all__ = [
+    "OURS",
+    "delta_between",
+    "find_pairs",
+    "load_pair",
+    "model_of",
+    "shares",
+    "size_row",
+    "tallies",
+]
 
 OURS = ("raw", "packed", "compact")
 _ID = "0" * 32
@@ -43,10 +52,11 @@ def find_pairs(folder: Path) -> list[Path]:
         raise Misuse(
             f"{folder} holds no pair of states", hint="python benchmarks/make_states.py makes them"
         )
-    return sorted(found, key=lambda path: (_model(path), _lr(path)))
+    return sorted(found, key=lambda path: (model_of(path), _lr(path)))
 
 
-def _model(pair: Path) -> str:
+def model_of(pair: Path) -> str:
+    """The model in a pair's name."""
     return pair.name.rpartition("-lr")[0]
 
 
@@ -158,7 +168,7 @@ def pair_rows(
 ) -> Iterator[dict[str, Any]]:
     """One row per pair, with its model and learning rate."""
     for pair in pairs:
-        head = {"pair": pair.name, "model": _model(pair), "lr": _lr(pair)}
+        head = {"pair": pair.name, "model": model_of(pair), "lr": _lr(pair)}
         yield head | size_row(load_pair(pair), rivals)
 
 
@@ -166,7 +176,7 @@ def shares(pairs: Sequence[Path]) -> list[dict[str, Any]]:
     """Changed share of every step, by model and learning rate, where it was recorded."""
     return [
         {
-            "model": _model(pair),
+            "model": model_of(pair),
             "lr": _lr(pair),
             "shares": json.loads((pair / "shares.json").read_text()),
         }

@@ -24,7 +24,7 @@ from thinwire.schema import Schema
 from thinwire.weights import PIECE, Weights
 from thinwire.workers import parallel_map
 
-__all__ = ["arc_speed", "both_ways", "timed"]
+__all__ = ["arc_speed", "both_ways", "part_of", "timed"]
 
 Step = Callable[[], object]
 
@@ -155,28 +155,25 @@ def part_of(delta: Delta, limit: int) -> Delta:
     return Delta(Schema(tuple(delta.schema[k] for k in chosen)), old, new, patches)
 
 
-def arc_speed(
-    delta: Delta, limit: int, *, threads: int, repeat: int, progress: Progress
-) -> dict[str, Any]:
-    """``arc_v3`` and ``compact`` both ways on the same part of a delta.
+def arc_speed(delta: Delta, threads: int, repeat: int, progress: Progress) -> dict[str, Any]:
+    """``arc_v3`` and ``compact`` both ways on the same delta.
 
     The package runs with the threads and settings it comes with, and writes its file; decoding
     makes new tensors from the old ones.
     """
-    part = part_of(delta, limit)
-    old, new = torch_states(part)
+    old, new = torch_states(delta)
     made, size = arc_compress(old, new)
-    nbytes = part.schema.nbytes
+    nbytes = delta.schema.nbytes
     arc = timed(
         {"encode": lambda: arc_compress(old, new), "decode": lambda: arc_decompress(old, made)},
         nbytes,
         max(1, repeat // 2),
         progress,
     )
-    ours = both_ways(part, ["compact"], threads=threads, repeat=repeat, progress=progress)
+    ours = both_ways(delta, ["compact"], threads=threads, repeat=repeat, progress=progress)
     return {
         "bytes": nbytes,
-        "changed": sum(map(len, part.patches)),
+        "changed": sum(map(len, delta.patches)),
         "arc_v3_file": size,
         "arc_v3": arc,
         "compact": {way: ours[f"compact_{way}"] for way in ("encode", "decode")},

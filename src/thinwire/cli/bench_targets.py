@@ -63,9 +63,10 @@ def _speeds(document: Document) -> Iterator[dict[str, Any]]:
         for way in ("encode", "decode"):
             value = speed["steps"][f"{codec}_{way}"]["copies"]
             yield _row(f"{codec} {way}: copies of the checkpoint", value, limit, most=True)
-    if "arc_v3" in speed:
-        for way, value in speed["arc_v3"]["times_faster"].items():
-            yield _row(f"compact {way}: times faster than arc_v3", value, _TIMES_ARC, most=False)
+    for row in speed["arc_v3"]:
+        for way, value in row["times_faster"].items():
+            what = f"{row['on']}: compact {way}, times faster than arc_v3"
+            yield _row(what, value, _TIMES_ARC, most=False)
 
 
 def _floor(document: Document) -> Iterator[dict[str, Any]]:

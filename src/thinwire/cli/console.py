@@ -120,7 +120,7 @@ class Bar:
     def __init__(self, what: str = "") -> None:
         self._shown: Progress | None = None
         self._task: TaskID | None = None
-        self._enabled = sys.stderr is not None and sys.stderr.isatty()
+        self._enabled = sys.stderr.isatty()
         if what:
             self(what, 0, 0)
 

@@ -80,10 +80,9 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
-            _tolerate_any_text()
+            _prepare_streams()
             result = super().invoke(ctx)
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except BrokenPipeError as error:
@@ -111,11 +110,15 @@ def print_error(message: str, hint: str) -> None:
     click.echo("\n".join(map(plain, hint.splitlines())), err=True)
 
 
-def _tolerate_any_text() -> None:
-    """A character that the terminal's encoding lacks is shown escaped, not an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
+def _prepare_streams() -> None:
+    """Closed ones swallow; what an encoding lacks is shown escaped. Neither is an error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            lossless = stream.encoding.lower() == "utf-8" and stream.errors != "strict"
+            stream.reconfigure(errors=stream.errors if lossless else "backslashreplace")
 
 
 def _message(error: Exception) -> str:
