@@ -29,10 +29,11 @@ def test_json(cli) -> None:
         assert memory is None
         return
     assert memory.keys() == {
-        *("baseline_bytes", "delta_bytes", "peak_extra_bytes", "ratio", "target"),
+        *("baseline_bytes", "delta_bytes", "payload_bytes", "peak_extra_bytes", "ratio", "target"),
     }
     assert memory["baseline_bytes"] == document["bytes"]
-    assert 0 < memory["delta_bytes"] < 6 * document["changed"]  # published coded, not raw
+    assert memory["delta_bytes"] == 6 * document["changed"]
+    assert 0 < memory["payload_bytes"] < memory["delta_bytes"]  # published coded, not raw
     # not a timing: what a publish holds depends on the code alone, give or take the allocator
     assert 0.95 < memory["ratio"] < 1.25
 

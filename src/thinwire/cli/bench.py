@@ -48,8 +48,9 @@ def diff(quick: bool, threads: int, repeat: int, density: float, as_json: bool) 
     JSON: parameters, bytes, changed, density, threads, repeat, targets_met,
       copy, diff, digest, apply, encode {seconds (median), gb_per_s, ratio (to copy),
       target (null: none)},
-      memory {baseline_bytes, delta_bytes, peak_extra_bytes, ratio (to baseline and
-      delta together), target} (null where the system does not tell)
+      memory {baseline_bytes, delta_bytes (positions and new elements), payload_bytes,
+      peak_extra_bytes, ratio (to baseline and delta together), target} (null where the
+      system does not tell)
     """
     from thinwire.cli.bench_memory import measure_in_child
     from thinwire.cli.bench_steps import measure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,10 @@ GAP_SUB = 1
 """Bits below the leading one that a gap's symbol holds."""
 
 _SAMPLE_BLOCKS = 256
-"""One block in so many is looked at to estimate how many elements each key has."""
+"""One block in at least so many is looked at to estimate how many elements each key has …"""
+
+_SAMPLE_ELEMENTS = 1 << 19
+"""… and about so many elements at most."""
 
 _SAMPLE_CHANGES = 1 << 18
 """Changes looked at to choose classes."""
@@ -74,56 +77,76 @@ def choose_classes(group: Group) -> ClassMap:
     symbols, _ = _step_symbols(sizes, outward, group.kind)
     index = plain.keys(old).astype(np.int64) << 8 | symbols
     tokens = np.bincount(index, minlength=65536).reshape(256, 256) * stride
-    sample = np.concatenate([_sampled(base) for base in group.base])
-    population = np.bincount(plain.keys(sample), minlength=256) * _SAMPLE_BLOCKS
+    skip = max(_SAMPLE_BLOCKS, sum(base.size for base in group.base) // _SAMPLE_ELEMENTS)
+    sample = np.concatenate([_sampled(base, skip) for base in group.base])
+    population = np.bincount(plain.keys(sample), minlength=256) * skip
     return ClassMap.of(group.kind, choose_thresholds(population, tokens))
 
 
-def _sampled(base: Bits) -> Bits:
-    """Every so many blocks of a tensor, the first one among them."""
+def _sampled(base: Bits, skip: int) -> Bits:
+    """One in ``skip`` blocks of a tensor, the first one among them."""
     blocks = base[: base.size // BLOCK * BLOCK].reshape(-1, BLOCK)
-    return blocks[::_SAMPLE_BLOCKS].ravel()
+    return blocks[::skip].ravel()
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Values of one class in one segment: gaps (even tables) or steps (odd ones), as symbols."""
+class _Symbols:
+    """A segment's changes as symbols, run after run, and the raw bits that go with them.
 
-    table: int
+    Attributes:
+        counts: ``(16,)`` changes in each class.
+        symbols: ``(2n,)`` uint8: for each class its gaps, then its steps.
+        tables: table number of each run: 2k for the gaps of class k, 2k + 1 for its steps.
+        ends: where each run ends.
+        raw: bytes of the raw bits.
+        raw_bits: how many there are.
+    """
+
+    counts: Array
     symbols: Array
-    values: Array
-    sub: int
+    tables: Sequence[int]
+    ends: Array
+    raw: Array
+    raw_bits: int
+
+    def runs(self) -> Iterator[tuple[int, Array]]:
+        """(table, symbols) of every run."""
+        for table, start, end in zip(self.tables, [0, *self.ends], self.ends):
+            yield table, self.symbols[start:end]
 
 
-def _runs(changes: Changes, kind: DType) -> tuple[list[_Run], int]:
-    """A segment's runs in stream order, and how many raw bits go with them."""
-    runs = []
-    raw = 0
-    ends = np.cumsum(changes.counts)
-    for k in np.flatnonzero(changes.counts).tolist():
-        part = slice(int(ends[k] - changes.counts[k]), int(ends[k]))
-        gaps, sizes = changes.gaps[part], changes.sizes[part]
-        symbols = np.empty(gaps.size, np.uint8)
-        raw += symbols_of(gaps, GAP_SUB, symbols)
-        runs.append(_Run(2 * k, symbols, gaps, GAP_SUB))
-        symbols, bits = _step_symbols(sizes, changes.outward[part], kind)
-        raw += bits
-        runs.append(_Run(2 * k + 1, symbols, sizes, step_sub(kind)))
-    return runs, raw
-
-
-def _stream(runs: Sequence[_Run], raw: int, tables: Mapping[int, Array]) -> tuple[Array, Array]:
-    """A segment's words and raw bytes."""
-    symbols = np.concatenate([run.symbols for run in runs])
-    ends = np.cumsum([run.symbols.size for run in runs])
-    words = np.empty(symbols.size + 8, "<u2")
-    start = encode_runs(symbols, ends, np.stack([tables[run.table] for run in runs]), words)
-    size = (raw + 7) // 8
-    data = np.zeros(size + 8, np.uint8)
+def _to_symbols(changes: Changes, kind: DType) -> _Symbols:
+    symbols = np.empty(2 * changes.gaps.size, np.uint8)
+    members = np.flatnonzero(changes.counts).tolist()
+    parts: list[tuple[Array, int]] = []
+    ends, raw_bits, at, start = [], 0, 0, 0
+    for k in members:
+        count = int(changes.counts[k])
+        gaps, sizes = changes.gaps[at : at + count], changes.sizes[at : at + count]
+        raw_bits += symbols_of(gaps, GAP_SUB, symbols[start : start + count])
+        steps = symbols[start + count : start + 2 * count]
+        raw_bits += symbols_of(sizes, step_sub(kind), steps)
+        steps <<= 1
+        steps |= changes.outward[at : at + count]
+        parts += [(gaps, GAP_SUB), (sizes, step_sub(kind))]
+        at += count
+        ends += [start + count, start + 2 * count]
+        start += 2 * count
+    raw = np.zeros((raw_bits + 7) // 8 + 8, np.uint8)
     bit = 0
-    for run in runs:
-        bit = write_raw(run.values, run.sub, data, bit)
-    return words[start:].copy(), data[:size]
+    for values, sub in parts:
+        bit = write_raw(values, sub, raw, bit)
+    tables = [2 * k + half for k in members for half in (0, 1)]
+    return _Symbols(changes.counts, symbols, tables, np.array(ends, np.int64), raw[:-8], raw_bits)
+
+
+def _words(segment: _Symbols, tables: Mapping[int, Array]) -> Array:
+    """A segment's symbols, coded."""
+    words = np.empty(segment.symbols.size + 8, "<u2")
+    stacked = np.stack([tables[table] for table in segment.tables])
+    start = encode_runs(segment.symbols, segment.ends, stacked, words)
+    stream: Array = words[start:].copy()
+    return stream
 
 
 @dataclass(frozen=True)
@@ -148,31 +171,30 @@ def encode_group(group: Group, classes: ClassMap | None, threads: int | None = N
     """
     pieces = cut([patch.spec.numel for patch in group.patches])
 
-    def code(number: int) -> tuple[Array, list[_Run], int]:
+    def code(number: int) -> _Symbols:
         changes = collect(pieces[number], group.patches, group.base, classes)
-        return changes.counts, *_runs(changes, group.kind)
+        return _to_symbols(changes, group.kind)
 
-    coded = parallel_map(code, range(len(pieces)), threads=threads)
+    segments = parallel_map(code, range(len(pieces)), threads=threads)
     histograms: dict[int, Array] = {}
-    for _, runs, _ in coded:
-        for run in runs:
-            counts = np.bincount(run.symbols, minlength=256)
-            histograms[run.table] = histograms.get(run.table, 0) + counts
+    for segment in segments:
+        for table, symbols in segment.runs():
+            counts = np.bincount(symbols, minlength=256)
+            histograms[table] = histograms.get(table, 0) + counts
     frequencies = {table: normalise(counts) for table, counts in sorted(histograms.items())}
     tables = {table: encode_table(f) for table, f in frequencies.items()}
     streams = parallel_map(
-        lambda c: _stream(c[1], c[2], tables) if c[1] else None, coded, threads=threads
+        lambda s: _words(s, tables) if s.symbols.size else None, segments, threads=threads
     )
     head = _group_head(group, classes, frequencies)
     present = sorted({table // 2 for table in frequencies})
     buffers: list[memoryview] = []
-    for (counts, _, _), stream in zip(coded, streams):
+    for segment, words in zip(segments, streams):
         for k in present:
-            head += varint(int(counts[k]))
-        if stream is not None:
-            words, raw = stream
-            head += varint(words.size - 8) + varint(raw.size)
-            buffers += [words.data.cast("B"), raw.data]
+            head += varint(int(segment.counts[k]))
+        if words is not None:
+            head += varint(words.size - 8) + varint(segment.raw.size)
+            buffers += [words.data.cast("B"), segment.raw.data]
     return Coded(bytes(head), buffers, frequencies)
 
 
@@ -205,10 +227,11 @@ def coded_bits(
     total = 0
     group = Group(patch.spec.dtype, [patch], [base])
     for pieces in cut([patch.spec.numel]):
-        runs, raw = _runs(collect(pieces, group.patches, group.base, classes), group.kind)
-        total += raw * ONE_BIT
-        for run in runs:
-            counts = np.bincount(run.symbols, minlength=256)
-            lengths = SCALE_BITS * ONE_BIT - log2(frequencies[run.table])
+        changes = collect(pieces, group.patches, group.base, classes)
+        segment = _to_symbols(changes, group.kind)
+        total += segment.raw_bits * ONE_BIT
+        for table, symbols in segment.runs():
+            counts = np.bincount(symbols, minlength=256)
+            lengths = SCALE_BITS * ONE_BIT - log2(frequencies[table])
             total += int((counts[: lengths.size] * lengths).sum())
     return -(-total // ONE_BIT)
