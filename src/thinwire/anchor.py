@@ -36,6 +36,7 @@ MAX_ASSET = 1 << 30
 """Bytes of a single file beside the weights."""
 
 _MAX_HEADERS = 200_000_000
+_SMALL = 64 << 20
 _MAX_MANIFEST = 64 << 20
 
 
@@ -88,7 +89,7 @@ def write_anchor(
     if len(shards) > 1:
         contents[INDEX] = index_json(schema, shards)
     for path in asset_files(assets) if assets is not None else []:
-        contents[_asset_name(path)] = path
+        contents[_asset_name(path)] = _asset(path)
     files = tuple(
         AnchorFile(name, data_size(data), _sha256(data)) for name, data in sorted(contents.items())
     )
@@ -114,6 +115,11 @@ def _asset_name(path: Path) -> str:
     if data_size(path) > MAX_ASSET:
         raise Misuse(f"{path}: an asset has at most {MAX_ASSET} bytes", hint=hint)
     return name
+
+
+def _asset(path: Path) -> Data:
+    """A file's content, read once where it is small: it may be rewritten while it is uploaded."""
+    return path.read_bytes() if path.stat().st_size <= _SMALL else path
 
 
 def fetch_manifest(bucket: Bucket, ref: PayloadRef, schema: Schema) -> Manifest:

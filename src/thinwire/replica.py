@@ -23,6 +23,7 @@ from thinwire.chain import Chain
 from thinwire.digest import TensorDigest, digest_change, state_digest
 from thinwire.disk import DiskMirror
 from thinwire.errors import (
+    BucketNotFound,
     CorruptPayload,
     DigestMismatch,
     HistoryRewritten,
@@ -196,8 +197,8 @@ class Replica:
             poll: seconds between looks.
             until: end after this version.
             stop: end when it is set.
-            patience: seconds of :class:`~thinwire.errors.Retryable` errors to bear in a row
-                before they are raised.
+            patience: seconds of :class:`~thinwire.errors.Retryable` errors, or of the bucket
+                itself missing, to bear in a row before they are raised.
 
         Raises:
             As for :meth:`sync`.
@@ -221,7 +222,8 @@ class Replica:
                 elif time.monotonic() - confirmed > _CONFIRM_EVERY_S:
                     confirmed = time.monotonic()
                 trouble_since = None
-            except Retryable:
+            except (Retryable, BucketNotFound):
+                # a trainer that starts a moment later makes the bucket; a remount brings it back
                 trouble_since = trouble_since or time.monotonic()
                 if time.monotonic() - trouble_since > patience:
                     raise

@@ -17,6 +17,7 @@ import numpy as np
 
 from thinwire.casts import cast_between
 from thinwire.dtypes import DType, dtype
+from thinwire.dtypes import dtype as _dtype
 from thinwire.errors import Misuse, SchemaMismatch, UnsupportedDtype
 from thinwire.patch import Bits
 from thinwire.schema import Schema, TensorSpec
@@ -180,6 +181,15 @@ class Weights:
         schema = Schema(
             tuple(TensorSpec(n, _serving(s, dtype), s.shape) for n, s in specs.items()), aliases
         )
+        if (
+            _names_one(dtype)
+            and schema.tensors
+            and not any(spec.dtype == _dtype(dtype) for spec in schema)
+        ):
+            raise UnsupportedDtype(
+                f"no tensor is {_dtype(dtype)} or has a cast to it",
+                hint="leave the dtype out to serve the weights as they are",
+            )
         return cls(schema, tuple(stored[spec.name] for spec in schema))
 
     @classmethod
@@ -210,12 +220,19 @@ def _castable(source: DType, target: DType) -> bool:
     return True
 
 
+def _names_one(wanted: ServingDtype) -> bool:
+    """Whether a serving dtype is one for all tensors."""
+    if wanted is None or isinstance(wanted, Mapping):
+        return False
+    return isinstance(wanted, (str, DType, type)) or not callable(wanted)
+
+
 def _serving(spec: TensorSpec, wanted: ServingDtype) -> DType:
     if wanted is None:
         return spec.dtype
     if isinstance(wanted, Mapping):
         chosen = wanted.get(spec.name)
-    elif isinstance(wanted, (str, DType, type)) or not callable(wanted):
+    elif _names_one(wanted):
         one = dtype(wanted)
         chosen = one if _castable(spec.dtype, one) else None
     else:

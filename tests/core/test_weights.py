@@ -311,3 +311,12 @@ def test_a_lazily_negated_view_is_another_tensor() -> None:
     weights = Weights.of({"x": x, "y": torch._neg_view(x)})
     assert not weights.schema.aliases
     assert weights.tensors[1].flat().view("f4").tolist() == [-1.0, -2.0, -3.0, -4.0]
+
+
+def test_a_serving_dtype_that_no_tensor_can_have_is_refused() -> None:
+    with pytest.raises(UnsupportedDtype, match="F16"):
+        Weights.of({"w": torch.zeros(2, dtype=torch.bfloat16)}, dtype="fp16")
+    kept = Weights.of(
+        {"w": torch.zeros(2), "steps": torch.zeros(2, dtype=torch.int64)}, dtype="bf16"
+    )
+    assert [spec.dtype.name for spec in kept.schema] == ["I64", "BF16"]

@@ -13,12 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from thinwire import Publisher, Replica
-from thinwire.bucket import LocalBucket, MemoryBucket
+from thinwire.bucket import LocalBucket, MemoryBucket, open_bucket
 from thinwire.errors import (
     AccessDenied,
+    BucketNotFound,
     BucketUnavailable,
     CorruptPayload,
     HistoryRewritten,
@@ -263,3 +265,21 @@ def test_following_in_another_process(
         child.wait()
     publisher.close()
     assert kit.on_disk(tmp_path / "mirror") == states[4].raw
+
+
+def test_following_waits_for_a_bucket_that_the_trainer_has_yet_to_make(tmp_path: Path) -> None:
+    replica = Replica(open_bucket(tmp_path / "bucket"), MemoryMirror())
+    with pytest.raises(BucketNotFound):
+        next(replica.follow(poll=0.01, patience=0.05))
+    with pytest.raises(BucketNotFound):
+        replica.sync()
+
+    def start() -> None:
+        time.sleep(0.2)
+        Publisher(open_bucket(tmp_path / "bucket"), {"w": np.zeros(4, np.float32)}).close()
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    update = next(replica.follow(poll=0.01))
+    starter.join()
+    assert update.version == 0
