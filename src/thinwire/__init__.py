@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from thinwire.mirror import MemoryMirror
     from thinwire.publisher import Publisher
     from thinwire.receipt import Receipt
-    from thinwire.replica import Replica, Update
+    from thinwire.replica import Replica
+    from thinwire.update import Update
 
 __version__ = "0.1.0"
 
@@ -50,7 +51,7 @@ _HOMES = {
     "Receipt": "receipt",
     "Replica": "replica",
     "ThinwireError": "errors",
-    "Update": "replica",
+    "Update": "update",
     "open_bucket": "bucket",
 }
 

@@ -45,9 +45,11 @@ from thinwire.mirror_folder import (
     STATE,
     WRITER,
     MirrorState,
+    claim,
     damaged_files,
+    fsync_file,
+    fsync_folder,
     header_hash,
-    is_mirror,
     locked,
     read_state,
     unlock,
@@ -89,7 +91,7 @@ class DiskMirror(Mirror):
         self._files: list[dict[str, Any]] = []
         self._journal: Journal | None = None
         self._failed = False
-        _claim(self.folder)
+        claim(self.folder)
         self._writer = writer_lock(self.folder)
         self._process = os.getpid()
         self._unlock = weakref.finalize(self, _let_go, self._writer, self._process)
@@ -152,7 +154,7 @@ class DiskMirror(Mirror):
             self._forget()
             for file in files:
                 os.replace(incoming / file.path, self.folder / file.path)
-            _fsync_folder(self.folder)
+            fsync_folder(self.folder)
             self.held = commit.tip
             self.schema, self.digests = schema, digests
             self._files = [self._describe(file) for file in files]
@@ -169,7 +171,7 @@ class DiskMirror(Mirror):
             self._journal = None
         for name in (STATE, JOURNAL):
             (self._control / name).unlink(missing_ok=True)
-            _fsync_folder(self._control)
+            fsync_folder(self._control)
         for entry in self._files:
             (self.folder / entry["path"]).unlink(missing_ok=True)
         # what a crash in here left behind has no entry
@@ -271,9 +273,9 @@ class DiskMirror(Mirror):
         patch_all([tensors.get(k, self._tensors[k]) for k in range(len(self._tensors))], patches)
         del mapped, tensors
         for shard in shards:
-            _fsync_file(staging / shard)
+            fsync_file(staging / shard)
             os.replace(staging / shard, self.folder / shard)
-        _fsync_folder(self.folder)
+        fsync_folder(self.folder)
         staging.rmdir()
         self._open_files()
 
@@ -287,7 +289,7 @@ class DiskMirror(Mirror):
         """Files, then the state, then the journal: each durable before the next."""
         for entry in self._files:
             if "header_sha256" in entry:
-                _fsync_file(self.folder / entry["path"])
+                fsync_file(self.folder / entry["path"])
         self._save_state()
         if self._journal is not None:
             self._journal.clear()
@@ -302,7 +304,7 @@ class DiskMirror(Mirror):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._control / STATE)
-        _fsync_folder(self._control)
+        fsync_folder(self._control)
 
     # --- coming back --------------------------------------------------------------------
 
@@ -417,28 +419,3 @@ def _let_go(writer: int, process: int) -> None:
         unlock(writer)
     else:
         os.close(writer)
-
-
-def _claim(folder: Path) -> None:
-    """Make the folder a mirror's, unless it holds something else."""
-    if folder.exists() and not folder.is_dir():
-        raise Misuse(f"{folder} is not a folder")
-    if not is_mirror(folder):
-        if folder.exists() and any(folder.iterdir()):
-            raise Misuse(
-                f"{folder} is not empty and is not a mirror", hint="pull into a new folder"
-            )
-        (folder / CONTROL).mkdir(parents=True, exist_ok=True)
-
-
-def _fsync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _fsync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

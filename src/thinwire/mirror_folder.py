@@ -29,8 +29,11 @@ __all__ = [
     "STATE",
     "WRITER",
     "MirrorState",
+    "claim",
     "damaged_files",
     "file_hash",
+    "fsync_file",
+    "fsync_folder",
     "header_hash",
     "is_mirror",
     "locked",
@@ -211,5 +214,36 @@ def unlock(descriptor: int) -> None:
     """Give up a lock. Closing alone would leave it to a child forked meanwhile, for its life."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def claim(folder: Path) -> None:
+    """Make the folder a mirror's.
+
+    Raises:
+        Misuse: it holds something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise Misuse(f"{folder} is not a folder")
+    if not is_mirror(folder):
+        if folder.exists() and any(folder.iterdir()):
+            raise Misuse(
+                f"{folder} is not empty and is not a mirror", hint="pull into a new folder"
+            )
+        (folder / CONTROL).mkdir(parents=True, exist_ok=True)
+
+
+def fsync_file(path: Path) -> None:
+    """Make a file's content durable."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def fsync_folder(path: Path) -> None:
+    """Make a folder's entries durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import operator
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Literal
 
 from thinwire import codec as codecs
 from thinwire.anchor import Progress, write_anchor
+from thinwire.arguments import checked_base, checked_step, one_of
 from thinwire.bucket import Bucket
 from thinwire.chain import Chain, Outcome, create_record, upload
 from thinwire.checkpoint import MAX_SHARD
@@ -110,9 +110,9 @@ class Publisher:
         max_shard: int = MAX_SHARD,
         progress: Progress | None = None,
     ) -> None:
-        _one_of("resume", resume, ("auto", "require", "new"))
-        _one_of("busy", busy, ("wait", "skip"))
-        step = _checked_step(step)
+        one_of("resume", resume, ("auto", "require", "new"))
+        one_of("busy", busy, ("wait", "skip"))
+        step = checked_step(step)
         self._chain = Chain(bucket)
         self._bucket = bucket
         self._busy, self._codec, self._threads = busy, codecs.resolve(codec), threads
@@ -128,7 +128,7 @@ class Publisher:
         self._closed = False
         self._baseline: list[Bits] = []
         self._digests: list[TensorDigest] = []
-        self._run, weights, created = self._open_run(source, dtype, resume, _checked_base(base))
+        self._run, weights, created = self._open_run(source, dtype, resume, checked_base(base))
         self._tip: Tip = self._run.tip
         self._full_bytes, self._elements = self.schema.nbytes, self.schema.numel
         head = None if created else self._chain.head()
@@ -250,7 +250,7 @@ class Publisher:
             CommitUnresolved: an earlier commit's outcome still cannot be learned.
             An earlier publish's error that nobody has asked its receipt for.
         """
-        step = _checked_step(step)
+        step = checked_step(step)
         self._require_own_process()
         with self._lock:
             self._require_usable()
@@ -440,33 +440,6 @@ class Publisher:
         except ThinwireError as closing:
             if hasattr(error, "add_note"):
                 error.add_note(f"closing the publisher failed as well: {closing}")
-
-
-def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise Misuse(f"{what}={value!r}", hint=f"one of {', '.join(map(repr, allowed))}")
-
-
-def _checked_base(base: str | os.PathLike[str]) -> str:
-    name = os.fspath(base)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise Misuse(f"base={name!r} is not valid Unicode", hint="give it a plain name") from None
-    return name
-
-
-def _checked_step(step: object) -> int | None:
-    """The step as the integer a commit can hold: a record with any other would be unreadable."""
-    if step is None:
-        return None
-    try:
-        number = operator.index(step)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(step, bool) or abs(number) >= 1 << 63:
-        raise Misuse(f"step={step!r} is not a 64-bit integer", hint="count optimizer steps")
-    return number
 
 
 def _now_ms() -> int:

@@ -37,7 +37,6 @@ from thinwire.log import keys
 from thinwire.log.commit import AnchorFile, Commit, RunInfo, Tip
 from thinwire.log.plan import check_child, plan
 from thinwire.mirror import Mirror, NoMirror
-from thinwire.patch import Patch, StepPatch
 from thinwire.payload import (
     decode_payload_steps,
     decode_payloads,
@@ -45,50 +44,13 @@ from thinwire.payload import (
     payload_limit,
 )
 from thinwire.schema import Schema
+from thinwire.update import Update, UpdateStats
 
-__all__ = ["Replica", "Update", "UpdateStats"]
+__all__ = ["Replica"]
 
 _CONFIRM_EVERY_S = 30.0
 _LONGEST_POLL_S = 86400.0
 _ONE_THREAD = "follow in one thread, and hand the updates on from there"
-
-
-@dataclass(frozen=True)
-class UpdateStats:
-    """Where the time of one version went, and what it moved.
-
-    Attributes:
-        payload_bytes: bytes of payloads (or of the anchor) fetched.
-        changed: elements changed.
-        fetch_s, decode_s, verify_s, patch_s: seconds; fetching overlaps with the rest when
-            several versions are caught up with.
-    """
-
-    payload_bytes: int = 0
-    changed: int = 0
-    fetch_s: float = 0.0
-    decode_s: float = 0.0
-    verify_s: float = 0.0
-    patch_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Update:
-    """A version that the mirror now holds.
-
-    Attributes:
-        version: the new version.
-        patches: what changed since the version before, in schema order; None when the mirror was
-            loaded from a whole checkpoint: reload from the mirror then. Without a mirror they may
-            be steps, and None means that the engine must hold this version already.
-        commit: the version's commit.
-        stats: bytes and seconds.
-    """
-
-    version: int
-    patches: tuple[Patch | StepPatch, ...] | None
-    commit: Commit
-    stats: UpdateStats
 
 
 class Replica:

@@ -11,7 +11,8 @@ import click
 from thinwire.cli.console import Bar, count, emit, json_option, size
 
 if TYPE_CHECKING:
-    from thinwire.replica import Replica, Update
+    from thinwire.replica import Replica
+    from thinwire.update import Update
 
 __all__ = ["pull"]
 

@@ -29,7 +29,7 @@ from thinwire.demo.settings import Settings
 from thinwire.disk import DiskMirror
 from thinwire.engines.transformers import TransformersEngine
 from thinwire.errors import EnginePoisoned, RunNotFound
-from thinwire.replica import Update
+from thinwire.update import Update
 
 
 class RolloutServer:

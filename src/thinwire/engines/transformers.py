@@ -23,9 +23,9 @@ from thinwire.engines.gate import Gate
 from thinwire.errors import DigestMismatch, EnginePoisoned, Misuse, SchemaMismatch
 from thinwire.mirror import Mirror, NoMirror
 from thinwire.patch import Patch, StepPatch
-from thinwire.replica import Update
 from thinwire.schema import Schema
 from thinwire.ulp import resolve
+from thinwire.update import Update
 from thinwire.weights import PIECE, Tensor, named_tensors
 
 __all__ = ["TransformersEngine"]
