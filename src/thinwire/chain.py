@@ -145,6 +145,24 @@ class Chain:
         """The newest version, or None; ``known`` is a version that exists."""
         return find_head(self.exists, known)
 
+    def sure_head(self) -> int | None:
+        """The newest version, after seeing that no commit lies beyond it.
+
+        A history with a hole would otherwise end before the hole, and be continued there.
+
+        Raises:
+            HistoryRewritten: a commit is missing below one that is there.
+        """
+        head = self.head()
+        listed = (keys.commit_version(info.key) for info in self.bucket.list(keys.COMMITS))
+        newest = max((version for version in listed if version is not None), default=None)
+        if newest is not None and (head is None or newest > head):
+            head = self.head(head)  # it may have come between the two looks
+            if head is None or newest > head:
+                hole = 0 if head is None else head + 1
+                raise HistoryRewritten(f"version {hole} is gone; version {newest} is still there")
+        return head
+
     def read(self, version: int) -> Commit:
         """One commit, checked against its seal and its place, not against its parent.
 

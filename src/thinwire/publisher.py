@@ -27,6 +27,7 @@ from thinwire.chain import Chain, Outcome, create_record, upload
 from thinwire.checkpoint import MAX_SHARD
 from thinwire.diff import copy_out, diff
 from thinwire.digest import TensorDigest, digest_change, digest_tensors, state_digest
+from thinwire.dtypes import dtype as as_dtype
 from thinwire.errors import (
     BucketNotFound,
     CommitUnresolved,
@@ -35,6 +36,7 @@ from thinwire.errors import (
     Resync,
     RunExists,
     RunNotFound,
+    SchemaMismatch,
     ThinwireError,
     WriterConflict,
 )
@@ -45,7 +47,7 @@ from thinwire.patch import Bits, Patch
 from thinwire.receipt import PublishStats, Receipt, Shipped
 from thinwire.replica import Replica
 from thinwire.schema import Schema
-from thinwire.weights import ServingDtype, Source, Weights
+from thinwire.weights import ServingDtype, Source, Weights, names_one
 from thinwire.workers import parallel_map
 
 __all__ = ["Publisher"]
@@ -131,7 +133,7 @@ class Publisher:
         self._run, weights, created = self._open_run(source, dtype, resume, checked_base(base))
         self._tip: Tip = self._run.tip
         self._full_bytes, self._elements = self.schema.nbytes, self.schema.numel
-        head = None if created else self._chain.head()
+        head = None if created else self._chain.sure_head()
         self.started_run = head is None
         if head is None:
             self._publish_first(weights, assets, max_shard, step)
@@ -170,6 +172,7 @@ class Publisher:
         else:
             if resume == "new":
                 raise RunExists(f"{self._bucket.url} already holds run {run.run}")
+            _check_dtype(dtype, run.schema)
             return run, Weights.matching(source, run.schema), False
         weights = Weights.of(source, dtype=dtype)
         run = RunInfo(new_nonce(), self._writer, weights.schema, base, _now_ms())
@@ -440,6 +443,14 @@ class Publisher:
         except ThinwireError as closing:
             if hasattr(error, "add_note"):
                 error.add_note(f"closing the publisher failed as well: {closing}")
+
+
+def _check_dtype(dtype: ServingDtype, schema: Schema) -> None:
+    """A serving dtype given for an existing run must be one that it serves."""
+    if names_one(dtype) and len(schema):
+        wanted = as_dtype(dtype)
+        if all(spec.dtype != wanted for spec in schema):
+            raise SchemaMismatch(f"the run has no tensor served as {wanted}")
 
 
 def _now_ms() -> int:

@@ -127,7 +127,7 @@ class Replica:
         run = self._known_run()
         tip = self._tip(run)
         known = None if tip is None else tip.version
-        head = self.chain.head(known)
+        head = self.chain.sure_head() if known is None else self.chain.head(known)
         if head is None:
             raise RunNotFound(f"{self.chain.bucket.url}: the run has no version yet")
         if target is not None and target > head:
@@ -323,7 +323,12 @@ class Replica:
         if len(mirror.tensors) != len(mirror.schema):
             raise Misuse("the mirror is closed")
         started = time.perf_counter()
-        patches = decode_payloads(fetched.payloads, mirror.schema, mirror.tensors)
+        try:
+            patches = decode_payloads(fetched.payloads, mirror.schema, mirror.tensors)
+        except CorruptPayload as error:
+            # its SHA-256 is the commit's: either the publisher wrote it so, or the base is damaged
+            error.hint = "run `thinwire verify` on the mirror, then on the bucket"
+            raise
         decoded = time.perf_counter()
         digests = list(mirror.digests)
         for patch in patches:

@@ -22,7 +22,16 @@ from thinwire.errors import Misuse, SchemaMismatch, UnsupportedDtype
 from thinwire.patch import Bits
 from thinwire.schema import Schema, TensorSpec
 
-__all__ = ["PIECE", "FlatTensor", "ServingDtype", "Source", "Tensor", "Weights", "named_tensors"]
+__all__ = [
+    "PIECE",
+    "FlatTensor",
+    "ServingDtype",
+    "Source",
+    "Tensor",
+    "Weights",
+    "named_tensors",
+    "names_one",
+]
 
 Source: TypeAlias = Any
 """A ``torch.nn.Module``, a mapping or an iterable of (name, torch tensor or numpy array)."""
@@ -182,7 +191,7 @@ class Weights:
             tuple(TensorSpec(n, _serving(s, dtype), s.shape) for n, s in specs.items()), aliases
         )
         if (
-            _names_one(dtype)
+            names_one(dtype)
             and schema.tensors
             and not any(spec.dtype == _dtype(dtype) for spec in schema)
         ):
@@ -220,7 +229,7 @@ def _castable(source: DType, target: DType) -> bool:
     return True
 
 
-def _names_one(wanted: ServingDtype) -> bool:
+def names_one(wanted: ServingDtype) -> bool:
     """Whether a serving dtype is one for all tensors."""
     if wanted is None or isinstance(wanted, Mapping):
         return False
@@ -232,7 +241,7 @@ def _serving(spec: TensorSpec, wanted: ServingDtype) -> DType:
         return spec.dtype
     if isinstance(wanted, Mapping):
         chosen = wanted.get(spec.name)
-    elif _names_one(wanted):
+    elif names_one(wanted):
         one = dtype(wanted)
         chosen = one if _castable(spec.dtype, one) else None
     else:

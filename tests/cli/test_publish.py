@@ -186,3 +186,9 @@ def test_assets_that_no_replica_would_take(cli, checkpoint, tmp_path, name, size
 def test_a_step_that_no_replica_would_take(cli, checkpoint, tmp_path) -> None:
     cli.fails("publish", checkpoint("a"), tmp_path / "bucket", "--step", 1 << 63, status=2)
     assert not (tmp_path / "bucket").exists()
+
+
+def test_a_bucket_in_memory_would_be_gone_at_once(cli, tmp_path) -> None:
+    result = cli("publish", tmp_path, "memory://x", status=2)
+    assert "memory://" in result.stderr
+    assert "hint:" in result.stderr

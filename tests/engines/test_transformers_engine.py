@@ -354,3 +354,14 @@ def test_parameters_replaced_behind_the_engines_back_are_attested(tmp_path: Path
     served.to(torch.float32)
     with pytest.raises(SchemaMismatch):
         engine.attest()
+
+
+def test_loading_says_what_a_mirror_lacks(tmp_path: Path) -> None:
+    bucket = open_bucket(tmp_path / "bucket")
+    Publisher(bucket, tiny_llama())  # no assets
+    with Replica(bucket, tmp_path / "mirror") as replica:
+        replica.sync()
+        with pytest.raises(Misuse, match=r"config\.json"):
+            load(replica)
+    with pytest.raises(Misuse, match="no mirror on disk"):
+        TransformersEngine.load("mirror")  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from thinwire.chain import Chain
 from thinwire.dtypes import dtype
 from thinwire.errors import (
     BucketUnavailable,
+    HistoryRewritten,
     Misuse,
     PublishFailed,
     RunExists,
@@ -28,6 +29,7 @@ from thinwire.errors import (
     WriterConflict,
 )
 from thinwire.log import keys
+from thinwire.mirror import MemoryMirror
 from thinwire.testing import FaultyBucket
 from thinwire.weights import FlatTensor
 
@@ -539,3 +541,35 @@ def test_keys_are_named_by_version_and_content(
     expected |= {ref.key for c in commits for ref in c.payloads}
     folder = commits[0].payloads[0].key.removesuffix(keys.MANIFEST)
     assert {i.key for i in bucket.list()} == expected | {folder + "model.safetensors"}
+
+
+class TestAHoleInTheHistory:
+    def test_is_neither_published_over_nor_read_as_the_end(
+        self, kit: SimpleNamespace, states: list[Any], any_bucket: Bucket
+    ) -> None:
+        kit.start_run(any_bucket, *states[:4])
+        any_bucket.delete(keys.commit_key(1))
+        for attempt in (
+            lambda: Publisher(any_bucket, states[0].source),
+            lambda: Replica(any_bucket, MemoryMirror()).sync(),
+            lambda: Chain(any_bucket).sure_head(),
+        ):
+            with pytest.raises(HistoryRewritten, match="version 1 is gone; version 3"):
+                attempt()
+
+    def test_is_not_seen_where_versions_only_come_in_between(
+        self, kit: SimpleNamespace, states: list[Any], bucket: MemoryBucket
+    ) -> None:
+        kit.start_run(bucket, *states[:3])
+        late = FaultyBucket(bucket)
+        publisher = Publisher(bucket, states[2].source, fence=False)
+        late.run(lambda _: publisher.publish(states[3].source).result(), "list", "*")
+        assert Chain(late).sure_head() == 3
+
+
+def test_a_serving_dtype_that_the_run_does_not_have_is_refused(bucket: MemoryBucket) -> None:
+    source = {"w": np.zeros(4, np.float32)}
+    Publisher(bucket, source, dtype="bf16")
+    Publisher(bucket, source, dtype="bf16")
+    with pytest.raises(SchemaMismatch, match="F16"):
+        Publisher(bucket, source, dtype="fp16")

@@ -142,7 +142,7 @@ def bucket(url: str) -> dict[str, Any]:
     store = open_bucket(url)
     chain = Chain(store)
     run = chain.read_run()
-    head = chain.head()
+    head = chain.sure_head()
     newest = None if head is None else chain.read(head)
     return {
         "kind": "bucket",

@@ -58,7 +58,7 @@ def log(bucket: str, number: int, as_json: bool) -> None:
     chain = Chain(store)
     with Bar("looking for versions") as bar:
         run = chain.read_run()
-        head = chain.head()
+        head = chain.sure_head()
         versions = range(head if head is not None else -1, -1, -1)
         commits: list[Commit] = []
         for version in versions[: number or None]:

@@ -66,12 +66,17 @@ def publish(
       payload_bytes (version 0: the whole checkpoint), full_bytes, ratio (payload to
       full), digest, seconds {diff, encode, upload, commit} (null for version 0)
     """
-    from thinwire.bucket import open_bucket
+    from thinwire.bucket import MemoryBucket, open_bucket
     from thinwire.chain import Chain
     from thinwire.checkpoint import Checkpoint
+    from thinwire.errors import Misuse
     from thinwire.publisher import Publisher
 
     store = open_bucket(bucket)
+    if isinstance(store, MemoryBucket):
+        raise Misuse(
+            "a memory:// bucket ends with this command", hint="publish to a folder or a store"
+        )
     weights = _with_ties(dict(Checkpoint.open(checkpoint).tensors()), store)
     stats: PublishStats | None = None
     with Bar("reading the run") as bar:

@@ -21,7 +21,8 @@ from thinwire.demo.report import render
 from thinwire.demo.run import run_demo
 from thinwire.demo.settings import SERVERS, Settings
 from thinwire.demo.table import proof_lines, summary_lines
-from thinwire.errors import Misuse
+from thinwire.errors import KeyNotFound, Misuse, RunExists
+from thinwire.log.keys import RUN
 
 __all__ = ["demo"]
 
@@ -119,6 +120,9 @@ def _prepare_bucket(url: str) -> str:
         raise Misuse("processes cannot share a memory:// bucket", hint="pass a folder")
     if isinstance(store, LocalBucket):
         store.root.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(KeyNotFound):
+        store.head(RUN)
+        raise RunExists(f"{store.url} already holds a run", hint="pass an empty prefix")
     return store.url
 
 

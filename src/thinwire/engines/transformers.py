@@ -79,6 +79,16 @@ class TransformersEngine:
         """
         from transformers import AutoModelForCausalLM
 
+        if not isinstance(mirror, DiskMirror):
+            raise Misuse(
+                f"a {type(mirror).__name__} is no mirror on disk",
+                hint="pass replica.mirror of a replica with a mirror folder",
+            )
+        if not (mirror.folder / "config.json").exists():
+            raise Misuse(
+                f"{mirror.folder} has no config.json",
+                hint="publish with assets=<checkpoint folder>, or make the module yourself",
+            )
         kwargs.setdefault("dtype", _common_dtype(_held_schema(mirror)))
         return cls(_own(AutoModelForCausalLM.from_pretrained(mirror.folder, **kwargs)), mirror)
 
