@@ -19,6 +19,7 @@ from thinwire.checkpoint import (
     Checkpoint,
     asset_files,
     index_json,
+    is_weights,
     lay_out,
 )
 from thinwire.errors import CorruptPayload, InvalidKey, KeyNotFound, Misuse, VersionGone
@@ -27,7 +28,7 @@ from thinwire.log.commit import AnchorFile, Manifest, PayloadRef
 from thinwire.patch import Bits
 from thinwire.schema import Schema
 
-__all__ = ["Progress", "fetch_file", "fetch_manifest", "folder_files", "is_weights", "write_anchor"]
+__all__ = ["Progress", "fetch_file", "fetch_manifest", "folder_files", "write_anchor"]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being moved, bytes so far and bytes in all."""
@@ -38,11 +39,6 @@ MAX_ASSET = 1 << 30
 _MAX_HEADERS = 200_000_000
 _SMALL = 64 << 20
 _MAX_MANIFEST = 64 << 20
-
-
-def is_weights(name: str) -> bool:
-    """Whether a file of an anchor holds tensors."""
-    return name.endswith(".safetensors")
 
 
 def _sha256(data: Data) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thinwire.anchor import Progress, fetch_file, fetch_manifest, folder_files, is_weights
+from thinwire.anchor import Progress, fetch_file, fetch_manifest, folder_files
 from thinwire.bucket import Bucket
 from thinwire.chain import MAX_COMMIT, Chain, read_bounded
+from thinwire.checkpoint import is_weights
 from thinwire.digest import digest_change, state_digest
 from thinwire.errors import (
     AccessDenied,

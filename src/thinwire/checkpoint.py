@@ -19,7 +19,16 @@ from thinwire.patch import Bits
 from thinwire.schema import Schema, TensorSpec
 from thinwire.weights import FlatTensor
 
-__all__ = ["INDEX", "SINGLE", "Checkpoint", "Shard", "asset_files", "index_json", "lay_out"]
+__all__ = [
+    "INDEX",
+    "SINGLE",
+    "Checkpoint",
+    "Shard",
+    "asset_files",
+    "index_json",
+    "is_weights",
+    "lay_out",
+]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -82,6 +91,11 @@ def index_json(schema: Schema, shards: Sequence[Shard]) -> bytes:
     weight_map = {schema[k].name: shard.name for shard in shards for k in shard.ordinals}
     index = {"metadata": {"total_size": schema.nbytes}, "weight_map": weight_map}
     return json.dumps(index, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a checkpoint holds tensors."""
+    return name.endswith(".safetensors")
 
 
 def asset_files(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.checkpoint import INDEX, Checkpoint
+from thinwire.checkpoint import INDEX, Checkpoint, is_weights
 from thinwire.digest import TensorDigest, digest_tensors
 from thinwire.errors import (
     CorruptPayload,
@@ -142,9 +142,7 @@ class DiskMirror(Mirror):
         except InvalidCheckpoint as error:
             raise CorruptPayload(f"the anchor is not a checkpoint: {error}") from None
         check_tensors(schema, found)
-        surplus = {f.path for f in files if f.path.endswith(".safetensors")} - set(
-            checkpoint.headers
-        )
+        surplus = {f.path for f in files if is_weights(f.path)} - set(checkpoint.headers)
         if surplus:  # a loader might prefer it to the shards that are checked
             raise CorruptPayload(f"the anchor's {min(surplus)} is none of the checkpoint's shards")
         mapped = checkpoint.map()
@@ -181,7 +179,7 @@ class DiskMirror(Mirror):
 
     def _describe(self, file: AnchorFile) -> dict[str, Any]:
         """What lets a file be checked later: a shard by its header, any other as a whole."""
-        if not file.path.endswith(".safetensors"):
+        if not is_weights(file.path):
             return {"path": file.path, "size": file.size, "sha256": file.sha256}
         return {
             "path": file.path,

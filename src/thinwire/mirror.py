@@ -21,6 +21,7 @@ from types import TracebackType
 
 import numpy as np
 
+from thinwire.checkpoint import is_weights
 from thinwire.codec import wire
 from thinwire.digest import TensorDigest, digest_tensors, state_digest
 from thinwire.errors import DigestMismatch, Misuse
@@ -183,7 +184,7 @@ class MemoryMirror(Mirror):
         entries: dict[str, wire.Entry] = {}
         found: dict[str, Bits] = {}
         for file in files:
-            if not file.path.endswith(".safetensors"):
+            if not is_weights(file.path):
                 continue
             try:
                 data = np.empty(file.size, np.uint8)

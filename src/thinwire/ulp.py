@@ -50,19 +50,9 @@ def ulp_steps(old: Bits, new: Bits, kind: DType) -> npt.NDArray[np.signedinteger
     Returns:
         ``(n,)`` signed integers of the element's width: steps mod 2^w.
     """
-    signed = np.dtype(f"<i{kind.itemsize}")
-    step: npt.NDArray[np.signedinteger[Any]] = (_order(new, kind) - _order(old, kind)).view(signed)
-    return step
-
-
-def _order(bits: Bits, kind: DType) -> Bits:
-    if not signed_float(kind):
-        return bits
-    signed = bits.view(np.dtype(f"<i{kind.itemsize}"))
-    magnitude = signed.dtype.type((1 << (kind.width - 1)) - 1)
-    sign = signed >> signed.dtype.type(kind.width - 1)
-    ordered: Bits = (signed ^ (sign & magnitude)).view(kind.bits)
-    return ordered
+    steps = np.empty_like(old)
+    _signed_steps(old, new, signed_float(kind), steps)
+    return steps.view(f"<i{kind.itemsize}")
 
 
 @numba.njit(nogil=True, inline="always")
@@ -82,6 +72,14 @@ def step_to(
     down = (step & sign) != 0
     size = ((_ONE + ~step) & mask if down else step) - _ONE
     return size, down == (signed and (before & sign) != 0)
+
+
+@numba.njit(nogil=True, cache=True)
+def _signed_steps(old: Array, new: Array, signed: bool, steps: Array) -> None:
+    sign = _ONE << np.uint64(8 * old.itemsize - 1)
+    for i in range(old.size):
+        before, after = np.uint64(old[i]), np.uint64(new[i])
+        steps[i] = _place(after, sign, signed) - _place(before, sign, signed)
 
 
 @numba.njit(nogil=True, cache=True)

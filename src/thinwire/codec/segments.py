@@ -119,8 +119,9 @@ def collect(
     gaps, sizes = np.empty(total, np.uint32), np.empty(total, kind.bits)
     outward = np.empty(total, np.uint8)
     if classes is None:
-        _collect_plain(pieces, spans, patches, base, Changes(_ALL_PLAIN, gaps, sizes, outward))
-        return Changes(np.array([total] + [0] * (CLASSES - 1)), gaps, sizes, outward)
+        plain = Changes(np.array([total] + [0] * (CLASSES - 1)), gaps, sizes, outward)
+        _collect_plain(pieces, spans, patches, base, plain)
+        return plain
     members = np.empty(total, np.uint8)
     counts, last = np.zeros(CLASSES + 1, np.int32), np.zeros(CLASSES, np.int32)
     at = 0
@@ -134,9 +135,6 @@ def collect(
     ordered = Changes(per_class, np.empty_like(gaps), np.empty_like(sizes), np.empty_like(outward))
     _by_class(members, gaps, sizes, outward, starts, ordered.gaps, ordered.sizes, ordered.outward)
     return ordered
-
-
-_ALL_PLAIN = np.zeros(CLASSES, np.int64)
 
 
 def _collect_plain(
