@@ -57,6 +57,7 @@ from thinwire.mirror_folder import (
 )
 from thinwire.patch import Bits, Patch
 from thinwire.schema import Schema
+from thinwire.swap import swap_in
 
 __all__ = ["CONTROL", "DiskMirror"]
 
@@ -249,33 +250,11 @@ class DiskMirror(Mirror):
             )
 
     def _write(self, patches: Sequence[Patch]) -> None:
-        if not self._swap:
+        if self._swap:
+            swap_in(self._checkpointed(), patches)
+            self._open_files()
+        else:
             patch_all(self._tensors, patches)
-            return
-        where = {
-            entry.name: shard
-            for shard, header in self._checkpointed().headers.items()
-            for entry in header.entries.values()
-        }
-        shards = sorted({where[patch.name] for patch in patches})
-        staging = self._control / INCOMING
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        for shard in shards:
-            shutil.copyfile(self.folder / shard, staging / shard)
-        parts = Checkpoint(
-            staging, {s: h for s, h in self._checkpointed().headers.items() if s in shards}
-        )
-        mapped = parts.map(write=True)
-        tensors = {p.ordinal: mapped[p.name] for p in patches}
-        patch_all([tensors.get(k, self._tensors[k]) for k in range(len(self._tensors))], patches)
-        del mapped, tensors
-        for shard in shards:
-            fsync_file(staging / shard)
-            os.replace(staging / shard, self.folder / shard)
-        fsync_folder(self.folder)
-        staging.rmdir()
-        self._open_files()
 
     def _checkpointed(self) -> Checkpoint:
         try:
