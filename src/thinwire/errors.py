@@ -71,9 +71,18 @@ class Retryable(ThinwireError):
 
 
 class BucketUnavailable(Retryable):
-    """The store did not answer, or answered that it cannot right now."""
+    """The store did not answer, or answered that it cannot right now.
+
+    ``retry_after`` is the number of seconds that the store asked to be left alone, or None.
+    """
 
     default_hint = "check the network and the store's status; nothing was lost, try again"
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
 
 
 class CommitUnresolved(Retryable):

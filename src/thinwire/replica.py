@@ -45,6 +45,7 @@ from thinwire.payload import (
 )
 from thinwire.schema import Schema
 from thinwire.update import Update, UpdateStats
+from thinwire.wakeup import watching
 
 __all__ = ["Replica"]
 
@@ -153,7 +154,8 @@ class Replica:
     ) -> Iterator[Update]:
         """Yield every version as it appears, starting with what is there already.
 
-        Waits for a run, or for its first version, that does not exist yet.
+        Waits for a run, or for its first version, that does not exist yet. A bucket that tells of
+        changes (``capabilities.notifications``) makes the next look come at once.
 
         Args:
             poll: seconds between looks.
@@ -168,6 +170,20 @@ class Replica:
         if not 0 <= poll <= _LONGEST_POLL_S:
             raise Misuse(f"poll={poll!r} is not between 0 and {_LONGEST_POLL_S:.0f} seconds")
         stop = stop or threading.Event()
+        bucket = self.chain.bucket
+        hints = bucket.capabilities.notifications
+        with watching(bucket, keys.COMMITS) as wakeup:
+            yield from self._followed(
+                until, stop, patience, lambda: wakeup.pause(poll, stop, hints=hints)
+            )
+
+    def _followed(
+        self,
+        until: int | None,
+        stop: threading.Event,
+        patience: float,
+        pause: Callable[[], None],
+    ) -> Iterator[Update]:
         trouble_since: float | None = None
         confirmed = 0.0
         while not stop.is_set():
@@ -189,7 +205,7 @@ class Replica:
                 trouble_since = trouble_since or time.monotonic()
                 if time.monotonic() - trouble_since > patience:
                     raise
-            stop.wait(poll)
+            pause()
 
     def _something_new(self, confirm: bool) -> bool:
         """One cheap question per poll; now and then, whether history still stands."""

@@ -40,7 +40,13 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 def open_bucket(url: str | os.PathLike[str] | Bucket) -> Bucket:
     """The bucket at ``url``; nothing is read, written or connected to yet.
 
+    Where it says so, more can be said after a ``?``, as in ``s3://b/run1?region=eu-west-1``.
+
     ==========================  =================================================================
+    ``hf://buckets/org/name/p`` a Hugging Face bucket and a prefix in it
+    ``s3://name/prefix``        S3 and what speaks its protocol
+    ``gs://name/prefix``        Google Cloud Storage
+    ``az://container/prefix``   Azure Blob Storage
     ``file:///data/run1``       a directory
     ``/data/run1``, ``./run1``  the same; ``~`` is expanded, and a ``Path`` does as well
     ``memory://name``           this process's store of that name
@@ -79,7 +85,26 @@ def _open_memory(url: str) -> Bucket:
     return MemoryBucket.named(name) if name else MemoryBucket()
 
 
-_OPENERS: dict[str, Callable[[str], Bucket]] = {"file": _open_local, "memory": _open_memory}
+def _open_objects(url: str) -> Bucket:
+    from thinwire.bucket.objects import open_objects
+
+    return open_objects(url)
+
+
+def _open_hub(url: str) -> Bucket:
+    from thinwire.bucket.hub import open_hub
+
+    return open_hub(url)
+
+
+_OPENERS: dict[str, Callable[[str], Bucket]] = {
+    "az": _open_objects,
+    "file": _open_local,
+    "gs": _open_objects,
+    "hf": _open_hub,
+    "memory": _open_memory,
+    "s3": _open_objects,
+}
 
 
 def _known() -> str:

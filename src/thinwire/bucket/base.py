@@ -14,14 +14,23 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from thinwire.errors import InvalidKey, Misuse
 
-__all__ = ["Bucket", "Capabilities", "Data", "ObjectInfo", "check_key", "data_size", "iter_data"]
+__all__ = [
+    "Bucket",
+    "Capabilities",
+    "Data",
+    "ObjectInfo",
+    "check_key",
+    "check_prefix",
+    "data_size",
+    "iter_data",
+]
 
 Data = bytes | bytearray | memoryview | Sequence["bytes | bytearray | memoryview"] | Path
 """What can be written: one buffer, several that follow each other, or a file on disk."""
@@ -39,10 +48,12 @@ class Capabilities:
     Attributes:
         create_only: ``create`` is atomic against every other writer.
         atomic_replace: ``put`` over an existing object never shows readers a mixture.
+        notifications: ``watch`` tells of changes; without, it does nothing.
     """
 
     create_only: bool
     atomic_replace: bool
+    notifications: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,19 @@ class Bucket(abc.ABC):
             BucketNotFound, AccessDenied, BucketUnavailable, InvalidKey
         """
 
+    def watch(self, prefix: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call ``wake`` soon after something under ``prefix`` may have changed.
+
+        A hint and no more: it may come late, twice, for nothing, or not at all, so who waits goes
+        on polling, and ``wake`` only makes the next look come sooner. It is called from another
+        thread and must not block. Where ``capabilities.notifications`` is false nothing happens.
+
+        Returns:
+            what ends the watching; calling it twice does no harm.
+        """
+        check_prefix(prefix)
+        return _nothing_to_end
+
     def close(self) -> None:
         """Release connections and the like. The bucket is not used afterwards."""
         return
@@ -145,6 +169,21 @@ def check_key(key: str) -> str:
     if not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
         raise InvalidKey(f"not a usable key: {key!r}")
     return key
+
+
+def check_prefix(prefix: str) -> str:
+    """``prefix`` itself, if it is a string.
+
+    Raises:
+        InvalidKey: otherwise.
+    """
+    if not isinstance(prefix, str):
+        raise InvalidKey(f"not a prefix: {prefix!r}")
+    return prefix
+
+
+def _nothing_to_end() -> None:
+    return
 
 
 def data_size(data: Data) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from thinwire.bucket.base import (
@@ -13,6 +13,7 @@ from thinwire.bucket.base import (
     Data,
     ObjectInfo,
     check_key,
+    check_prefix,
     iter_data,
 )
 from thinwire.errors import AlreadyExists, KeyNotFound
@@ -26,7 +27,7 @@ class MemoryBucket(Bucket):
     It exists as soon as it is made, so it never raises ``BucketNotFound``.
     """
 
-    capabilities = Capabilities(create_only=True, atomic_replace=True)
+    capabilities = Capabilities(create_only=True, atomic_replace=True, notifications=True)
 
     _named: ClassVar[dict[str, MemoryBucket]] = {}
     _naming: ClassVar[threading.Lock] = threading.Lock()
@@ -35,6 +36,7 @@ class MemoryBucket(Bucket):
         self.url = "memory://"
         self._objects: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._watchers: dict[object, tuple[str, Callable[[], None]]] = {}
 
     @classmethod
     def named(cls, name: str) -> MemoryBucket:
@@ -64,6 +66,7 @@ class MemoryBucket(Bucket):
         content = b"".join(iter_data(data))
         with self._lock:
             self._objects[key] = content
+        self._changed(key)
 
     def create(self, key: str, data: Data) -> None:
         check_key(key)
@@ -72,6 +75,7 @@ class MemoryBucket(Bucket):
             if key in self._objects:
                 raise AlreadyExists(f"{key!r} already exists in {self.url}")
             self._objects[key] = content
+        self._changed(key)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._lock:
@@ -84,3 +88,21 @@ class MemoryBucket(Bucket):
         check_key(key)
         with self._lock:
             self._objects.pop(key, None)
+        self._changed(key)
+
+    def watch(self, prefix: str, wake: Callable[[], None]) -> Callable[[], None]:
+        token = object()
+        with self._lock:
+            self._watchers[token] = (check_prefix(prefix), wake)
+
+        def end() -> None:
+            with self._lock:
+                self._watchers.pop(token, None)
+
+        return end
+
+    def _changed(self, key: str) -> None:
+        with self._lock:
+            due = [wake for prefix, wake in self._watchers.values() if key.startswith(prefix)]
+        for wake in due:
+            wake()
