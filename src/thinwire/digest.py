@@ -23,6 +23,7 @@ import numba
 import numpy as np
 
 from thinwire.patch import Bits, Patch, Positions
+from thinwire.prefetch import AHEAD, prefetch
 from thinwire.schema import Schema
 from thinwire.workers import parallel_map
 
@@ -99,6 +100,7 @@ def _digest_change(
     lo = np.uint64(0)
     hi = np.uint64(0)
     for i in range(positions.size):
+        prefetch(base, np.int64(positions[min(i + AHEAD, positions.size - 1)]))
         index = np.uint64(positions[i]) << width
         old = index | np.uint64(base[positions[i]])
         new = index | np.uint64(bits[i])

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from thinwire.errors import CorruptPayload
 from thinwire.kernels import find_cache
+from thinwire.prefetch import AHEAD, prefetch
 from thinwire.schema import TensorSpec
 
-__all__ = ["Bits", "Patch", "Positions", "StepPatch", "apply_patch", "position_dtype"]
+__all__ = ["Bits", "Patch", "Positions", "StepPatch", "apply_patch", "bits_at", "position_dtype"]
 
 find_cache()
 
@@ -116,6 +117,20 @@ def _increasing_below(positions: Positions, numel: int) -> bool:
 def _scatter(target: Bits, positions: Positions, bits: Bits) -> None:
     for i in range(positions.size):
         target[positions[i]] = bits[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather(source: Bits, positions: Positions, bits: Bits) -> None:
+    for i in range(positions.size):
+        prefetch(source, np.int64(positions[min(i + AHEAD, positions.size - 1)]))
+        bits[i] = source[positions[i]]
+
+
+def bits_at(source: Bits, positions: Positions) -> Bits:
+    """``(n,)`` elements of ``source`` at positions that have been checked."""
+    bits = np.empty(positions.size, source.dtype)
+    _gather(source, positions, bits)
+    return bits
 
 
 def apply_patch(target: Bits, patch: Patch) -> None:

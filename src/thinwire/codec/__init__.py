@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 from thinwire.codec import compact, raw, wire
 from thinwire.errors import CorruptPayload, Misuse, UnsupportedFormat
 from thinwire.patch import Bits, Patch, StepPatch
-from thinwire.schema import Schema
+from thinwire.schema import Schema, TensorSpec
 
 __all__ = ["CODECS", "FORMAT", "Codec", "decode", "decode_steps", "encode", "resolve"]
 
@@ -110,9 +110,11 @@ def encode(
         base: per tensor of the schema ``(numel,)`` bits before the change; ``raw`` needs none.
 
     Raises:
-        Misuse: there is no such codec, or it needs the base.
+        Misuse: there is no such codec, it needs the base, or the base does not fit the tensors.
     """
     name = resolve(codec)
+    if base is not None:
+        _check_base([(patch.ordinal, patch.spec) for patch in patches], base)
     identity = {"format": FORMAT, "major": str(MAJOR), "codec": name}
     return CODECS[name].encode(patches, {**(metadata or {}), **identity}, base, threads=threads)
 
@@ -133,10 +135,25 @@ def decode(
     Raises:
         CorruptPayload: the bytes are not a payload of this run.
         UnsupportedFormat: a newer major version of the format wrote it.
-        Misuse: the payload cannot be read without a base.
+        Misuse: the payload cannot be read without a base, or this is none of the schema.
     """
     codec, header, tensors = _open(data)
+    if base is not None:
+        _check_base(list(enumerate(schema)), base)
     return codec.decode(tensors, header, schema, base, threads=threads)
+
+
+def _check_base(specs: Sequence[tuple[int, TensorSpec]], base: Sequence[Bits]) -> None:
+    """Kernels trust that the base has the elements that the schema says."""
+    for ordinal, spec in specs:
+        if ordinal >= len(base):
+            raise Misuse(f"{spec.name}: the base ends before this tensor")
+        bits = base[ordinal]
+        if bits.shape != (spec.numel,) or bits.dtype != spec.dtype.bits:
+            raise Misuse(
+                f"{spec.name}: the base is {bits.dtype} of shape {bits.shape}, "
+                f"the tensor has {spec.numel} elements of {spec.dtype}"
+            )
 
 
 def decode_steps(data: bytes | memoryview, schema: Schema) -> list[AnyPatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,22 @@ from thinwire.codec.classes import ClassMap, choose_thresholds
 from thinwire.codec.fields import varint
 from thinwire.codec.rans import SCALE_BITS, encode_runs, encode_table, normalise
 from thinwire.codec.segments import Changes, collect, cut
-from thinwire.codec.simd import BLOCK
-from thinwire.codec.tokens import symbols_of, write_raw
+from thinwire.codec.simd import BLOCK, CLASSES
+from thinwire.codec.tokens import symbols_of, write_raw_runs, write_symbols
 from thinwire.dtypes import DTYPES, DType
-from thinwire.patch import Bits, Patch
+from thinwire.patch import Bits, Patch, bits_at
 from thinwire.ulp import signed_float, steps_between
 from thinwire.workers import parallel_map
 
-__all__ = ["GAP_SUB", "Group", "choose_classes", "coded_bits", "encode_group", "step_sub"]
+__all__ = [
+    "GAP_SUB",
+    "Group",
+    "choose_classes",
+    "coded_bits",
+    "encode_group",
+    "step_sub",
+    "symbol_costs",
+]
 
 Array = npt.NDArray[Any]
 
@@ -70,7 +78,8 @@ def choose_classes(group: Group) -> ClassMap:
     if not plain.mask:
         return plain
     stride = max(1, sum(map(len, group.patches)) // _SAMPLE_CHANGES)
-    old = np.concatenate([b[p.positions[::stride]] for p, b in zip(group.patches, group.base)])
+    sample = [np.ascontiguousarray(patch.positions[::stride]) for patch in group.patches]
+    old = np.concatenate([bits_at(b, some) for b, some in zip(group.base, sample)])
     new = np.concatenate([p.bits[::stride] for p in group.patches])
     sizes, outward = np.empty_like(old), np.empty(old.size, np.uint8)
     steps_between(old, new, signed_float(group.kind), sizes, outward)
@@ -78,8 +87,8 @@ def choose_classes(group: Group) -> ClassMap:
     index = plain.keys(old).astype(np.int64) << 8 | symbols
     tokens = np.bincount(index, minlength=65536).reshape(256, 256) * stride
     skip = max(_SAMPLE_BLOCKS, sum(base.size for base in group.base) // _SAMPLE_ELEMENTS)
-    sample = np.concatenate([_sampled(base, skip) for base in group.base])
-    population = np.bincount(plain.keys(sample), minlength=256) * skip
+    blocks = np.concatenate([_sampled(base, skip) for base in group.base])
+    population = np.bincount(plain.keys(blocks), minlength=256) * skip
     return ClassMap.of(group.kind, choose_thresholds(population, tokens))
 
 
@@ -98,52 +107,43 @@ class _Symbols:
         symbols: ``(2n,)`` uint8: for each class its gaps, then its steps.
         tables: table number of each run: 2k for the gaps of class k, 2k + 1 for its steps.
         ends: where each run ends.
+        histograms: ``(runs, 256)`` how often each symbol occurs in each run.
         raw: bytes of the raw bits.
         raw_bits: how many there are.
     """
 
     counts: Array
     symbols: Array
-    tables: Sequence[int]
+    tables: Array
     ends: Array
+    histograms: Array
     raw: Array
     raw_bits: int
 
-    def runs(self) -> Iterator[tuple[int, Array]]:
-        """(table, symbols) of every run."""
-        for table, start, end in zip(self.tables, [0, *self.ends], self.ends):
-            yield table, self.symbols[start:end]
 
-
-def _to_symbols(changes: Changes, kind: DType) -> _Symbols:
+def _to_symbols(changes: Changes, kind: DType, *, coded: bool = True) -> _Symbols:
+    """``coded``: False to only count, and leave the raw bits unwritten."""
+    members = np.flatnonzero(changes.counts)
+    counts = changes.counts[members]
     symbols = np.empty(2 * changes.gaps.size, np.uint8)
-    members = np.flatnonzero(changes.counts).tolist()
-    parts: list[tuple[Array, int]] = []
-    ends, raw_bits, at, start = [], 0, 0, 0
-    for k in members:
-        count = int(changes.counts[k])
-        gaps, sizes = changes.gaps[at : at + count], changes.sizes[at : at + count]
-        raw_bits += symbols_of(gaps, GAP_SUB, symbols[start : start + count])
-        steps = symbols[start + count : start + 2 * count]
-        raw_bits += symbols_of(sizes, step_sub(kind), steps)
-        steps <<= 1
-        steps |= changes.outward[at : at + count]
-        parts += [(gaps, GAP_SUB), (sizes, step_sub(kind))]
-        at += count
-        ends += [start + count, start + 2 * count]
-        start += 2 * count
-    raw = np.zeros((raw_bits + 7) // 8 + 8, np.uint8)
-    bit = 0
-    for values, sub in parts:
-        bit = write_raw(values, sub, raw, bit)
-    tables = [2 * k + half for k in members for half in (0, 1)]
-    return _Symbols(changes.counts, symbols, tables, np.array(ends, np.int64), raw[:-8], raw_bits)
+    histograms = np.zeros((2 * members.size, 256), np.int64)
+    subs = GAP_SUB, step_sub(kind)
+    raw_bits = write_symbols(
+        counts, changes.gaps, changes.sizes, changes.outward, *subs, symbols, histograms
+    )
+    raw = np.zeros((raw_bits + 7) // 8 + 8 if coded else 8, np.uint8)
+    if coded:
+        write_raw_runs(counts, changes.gaps, changes.sizes, *subs, raw)
+    tables = np.repeat(2 * members, 2)
+    tables[1::2] += 1
+    ends = np.cumsum(np.repeat(counts, 2))
+    return _Symbols(changes.counts, symbols, tables, ends, histograms, raw[:-8], raw_bits)
 
 
 def _words(segment: _Symbols, tables: Mapping[int, Array]) -> Array:
     """A segment's symbols, coded."""
     words = np.empty(segment.symbols.size + 8, "<u2")
-    stacked = np.stack([tables[table] for table in segment.tables])
+    stacked = np.stack([tables[table] for table in segment.tables.tolist()])
     start = encode_runs(segment.symbols, segment.ends, stacked, words)
     stream: Array = words[start:].copy()
     return stream
@@ -176,12 +176,12 @@ def encode_group(group: Group, classes: ClassMap | None, threads: int | None = N
         return _to_symbols(changes, group.kind)
 
     segments = parallel_map(code, range(len(pieces)), threads=threads)
-    histograms: dict[int, Array] = {}
+    totals = np.zeros((2 * CLASSES, 256), np.int64)
     for segment in segments:
-        for table, symbols in segment.runs():
-            counts = np.bincount(symbols, minlength=256)
-            histograms[table] = histograms.get(table, 0) + counts
-    frequencies = {table: normalise(counts) for table, counts in sorted(histograms.items())}
+        totals[segment.tables] += segment.histograms
+    frequencies = {
+        table: normalise(totals[table]) for table in np.flatnonzero(totals.any(1)).tolist()
+    }
     tables = {table: encode_table(f) for table, f in frequencies.items()}
     streams = parallel_map(
         lambda s: _words(s, tables) if s.symbols.size else None, segments, threads=threads
@@ -220,18 +220,21 @@ def ordinals_field(ordinals: Sequence[int]) -> bytes:
     return field
 
 
-def coded_bits(
-    patch: Patch, base: Bits, classes: ClassMap | None, frequencies: Mapping[int, Array]
-) -> int:
-    """About how many bits a tensor takes in a group with these tables, rounded up."""
+def symbol_costs(frequencies: Mapping[int, Array]) -> Array:
+    """``(tables, 256)`` bits that each symbol takes with these tables, in units of 2⁻¹⁶."""
+    costs = np.zeros((2 * CLASSES, 256), np.int64)
+    for table, values in frequencies.items():
+        costs[table, : values.size] = SCALE_BITS * ONE_BIT - log2(values)
+    return costs
+
+
+def coded_bits(patch: Patch, base: Bits, classes: ClassMap | None, costs: Array) -> int:
+    """About how many bits a tensor takes in a group whose symbols cost this much, rounded up."""
     total = 0
     group = Group(patch.spec.dtype, [patch], [base])
     for pieces in cut([patch.spec.numel]):
         changes = collect(pieces, group.patches, group.base, classes)
-        segment = _to_symbols(changes, group.kind)
+        segment = _to_symbols(changes, group.kind, coded=False)
         total += segment.raw_bits * ONE_BIT
-        for table, symbols in segment.runs():
-            counts = np.bincount(symbols, minlength=256)
-            lengths = SCALE_BITS * ONE_BIT - log2(frequencies[table])
-            total += int((counts[: lengths.size] * lengths).sum())
+        total += int((segment.histograms * costs[segment.tables]).sum())
     return -(-total // ONE_BIT)

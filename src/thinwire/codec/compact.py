@@ -23,6 +23,7 @@ from thinwire.codec.coding import (
     coded_bits,
     encode_group,
     ordinals_field,
+    symbol_costs,
 )
 from thinwire.codec.decoding import (
     Found,
@@ -37,7 +38,7 @@ from thinwire.codec.fields import Reader, varint
 from thinwire.diff import diff_bits
 from thinwire.dtypes import DTYPES
 from thinwire.errors import CorruptPayload, Misuse
-from thinwire.patch import Bits, Patch, StepPatch, position_dtype
+from thinwire.patch import Bits, Patch, StepPatch, bits_at, position_dtype
 from thinwire.schema import Schema
 from thinwire.ulp import resolve
 from thinwire.weights import PIECE
@@ -108,11 +109,12 @@ def _code(group: Group, classed: bool, threads: int | None) -> tuple[Coded | Non
     while group.patches:
         classes = choose_classes(group) if classed else None
         coded = encode_group(group, classes, threads)
+        costs = symbol_costs(coded.frequencies)
         worse = {
             patch.ordinal
             for patch, base in zip(group.patches, group.base)
             if len(patch) * _SUSPECT >= patch.spec.numel
-            and coded_bits(patch, base, classes, coded.frequencies) > _WORTH * patch.spec.nbytes
+            and coded_bits(patch, base, classes, costs) > _WORTH * patch.spec.nbytes
         }
         if coded.size > sum(patch.spec.nbytes for patch in group.patches):
             worse = {patch.ordinal for patch in group.patches}  # tables count as well
@@ -174,7 +176,7 @@ def decode_packed(
     found = decode_steps(tensors, header, schema, threads=threads)
     return parallel_map(
         lambda patch: (
-            resolve(patch, base[patch.ordinal][patch.positions])
+            resolve(patch, bits_at(base[patch.ordinal], patch.positions))
             if isinstance(patch, StepPatch)
             else _against(patch, base[patch.ordinal])
         ),

@@ -45,15 +45,18 @@ class Reader:
 
     def varint(self, limit: int) -> int:
         """An unsigned LEB128 of at most ``limit``, in its shortest form."""
+        data, at = self._data, self.at
         value = shift = 0
         while True:
-            byte = self.byte()
+            if at >= len(data) or shift > 63:
+                raise CorruptPayload(f"a number at byte {self.at} does not end")
+            byte = data[at]
+            at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 break
             shift += 7
-            if shift > 63:
-                raise CorruptPayload(f"a number at byte {self.at} does not end")
         if value > limit or (byte == 0 and shift):
-            raise CorruptPayload(f"{value} before byte {self.at} is not a count up to {limit}")
+            raise CorruptPayload(f"{value} before byte {at} is not a count up to {limit}")
+        self.at = at
         return value

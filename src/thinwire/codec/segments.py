@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.codec.classes import ClassMap
-from thinwire.codec.scan import rank_changes
+from thinwire.codec.scan import rank_changes, space_changes
 from thinwire.codec.simd import BLOCK, CLASSES
 from thinwire.patch import Bits, Patch
-from thinwire.ulp import signed_float, steps_between
+from thinwire.ulp import signed_float
 
 __all__ = ["SEGMENT", "Changes", "Piece", "collect", "cut", "pad"]
 
@@ -85,11 +85,14 @@ def _by_class(
     gaps: Array,
     sizes: Array,
     outward: Array,
-    starts: Array,
+    counts: Array,
     g: Array,
     s: Array,
     o: Array,
 ) -> None:
+    for i in range(classes.size):
+        counts[classes[i]] += 1
+    starts = np.cumsum(counts) - counts
     for i in range(classes.size):
         at = starts[classes[i]]
         starts[classes[i]] = at + 1
@@ -110,10 +113,7 @@ def collect(
         patches: of the group's tensors; ``base``: their elements before the change.
         classes: None to count gaps over all elements alike, without reading the base for them.
     """
-    spans = []
-    for piece in pieces:
-        where = patches[piece.tensor].positions
-        spans.append(np.searchsorted(where, [piece.start, piece.stop]).tolist())
+    spans = [_span(patches[piece.tensor], piece.start, piece.stop) for piece in pieces]
     total = sum(hi - lo for lo, hi in spans)
     kind = patches[pieces[0].tensor].spec.dtype
     gaps, sizes = np.empty(total, np.uint32), np.empty(total, kind.bits)
@@ -123,18 +123,35 @@ def collect(
         _collect_plain(pieces, spans, patches, base, plain)
         return plain
     members = np.empty(total, np.uint8)
-    counts, last = np.zeros(CLASSES + 1, np.int32), np.zeros(CLASSES, np.int32)
+    counts, last = np.zeros(CLASSES, np.int32), np.zeros(CLASSES, np.int32)
     at = 0
     for piece, (lo, hi) in zip(pieces, spans):
         part = slice(at, at + hi - lo)
         changes = _Ranked(counts, last, members[part], gaps[part], sizes[part], outward[part])
         _rank(piece, patches[piece.tensor], slice(lo, hi), base[piece.tensor], classes, changes)
         at += hi - lo
-    per_class = np.bincount(members, minlength=CLASSES)
-    starts = np.cumsum(per_class) - per_class
+    per_class = np.zeros(CLASSES, np.int64)
     ordered = Changes(per_class, np.empty_like(gaps), np.empty_like(sizes), np.empty_like(outward))
-    _by_class(members, gaps, sizes, outward, starts, ordered.gaps, ordered.sizes, ordered.outward)
+    _by_class(
+        members, gaps, sizes, outward, per_class, ordered.gaps, ordered.sizes, ordered.outward
+    )
     return ordered
+
+
+def _span(patch: Patch, start: int, stop: int) -> tuple[int, int]:
+    """Which of a patch's changes lie in elements ``start`` to ``stop``."""
+    return _first_from(patch, start), _first_from(patch, stop)
+
+
+def _first_from(patch: Patch, element: int) -> int:
+    """The first change at or behind an element."""
+    if element <= 0:
+        return 0
+    if element >= patch.spec.numel:
+        return len(patch)
+    # a needle of another type would have all positions converted to it
+    needle = patch.positions.dtype.type(element)
+    return int(np.searchsorted(patch.positions, needle))
 
 
 def _collect_plain(
@@ -144,17 +161,21 @@ def _collect_plain(
     base: Sequence[Bits],
     changes: Changes,
 ) -> None:
-    at = passed = 0
+    at = pending = 0  # elements passed since the last change
     for piece, (lo, hi) in zip(pieces, spans):
         patch, part = patches[piece.tensor], slice(at, at + hi - lo)
-        positions = patch.positions[lo:hi]
-        old, kind = base[piece.tensor][positions], patch.spec.dtype
-        sizes, outward = changes.sizes[part], changes.outward[part]
-        steps_between(old, patch.bits[lo:hi], signed_float(kind), sizes, outward)
-        changes.gaps[part] = positions + (passed - piece.start)
-        passed += piece.stop - piece.start
+        following = space_changes(
+            base[piece.tensor],
+            patch.positions[lo:hi],
+            patch.bits[lo:hi],
+            signed_float(patch.spec.dtype),
+            piece.start - pending,
+            changes.gaps[part],
+            changes.sizes[part],
+            changes.outward[part],
+        )
+        pending = piece.stop - following
         at += hi - lo
-    changes.gaps[1:] = np.diff(changes.gaps) - np.uint32(1)
 
 
 @dataclass(frozen=True)
@@ -175,7 +196,9 @@ def _rank(
     elements = base[piece.start : piece.stop]
     positions, bits = patch.positions[span], patch.bits[span]
     whole = elements.size // BLOCK * BLOCK
-    split = int(np.searchsorted(positions, piece.start + whole))
+    split = positions.size
+    if whole < elements.size:
+        split = _first_from(patch, piece.start + whole) - span.start
     parts = [(elements[:whole], whole, piece.start, slice(0, split))]
     if whole < elements.size:
         rest = slice(split, positions.size)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from thinwire.codec.simd import high_bit, load64, store64
 
-__all__ = ["read_values", "symbols_of", "write_raw"]
+__all__ = ["read_values", "symbols_of", "write_raw", "write_raw_runs", "write_symbols"]
 
 Array = npt.NDArray[Any]
 _ONE = np.uint64(1)
@@ -75,6 +75,59 @@ def write_raw(values: Array, sub: int, data: Array, bit: int) -> int:
         _merge(data, bit, rest)
         bit += shift
     return bit
+
+
+@numba.njit(nogil=True, cache=True)
+def write_symbols(
+    counts: Array,
+    gaps: Array,
+    sizes: Array,
+    outward: Array,
+    gap_sub: int,
+    step_sub: int,
+    symbols: Array,
+    histograms: Array,
+) -> int:
+    """Symbols of a segment's changes in runs: for each class its gaps, then its steps.
+
+    Args:
+        counts: ``(m,)`` int64, changes in each class; gaps, sizes and outward are ordered by class.
+        gap_sub, step_sub: bits below the leading one in a symbol. A step's has the direction below.
+        symbols: ``(2n,)`` uint8, filled.
+        histograms: ``(2m, 256)`` int64, to which the symbols of each run are added.
+
+    Returns:
+        How many raw bits go with them.
+    """
+    total = 0
+    at = 0
+    for k in range(counts.size):
+        count = counts[k]
+        run = symbols[2 * at : 2 * at + count]
+        total += symbols_of(gaps[at : at + count], gap_sub, run)
+        for i in range(count):
+            histograms[2 * k, run[i]] += 1
+        run = symbols[2 * at + count : 2 * (at + count)]
+        total += symbols_of(sizes[at : at + count], step_sub, run)
+        for i in range(count):
+            run[i] = run[i] << np.uint8(1) | outward[at + i]
+            histograms[2 * k + 1, run[i]] += 1
+        at += count
+    return total
+
+
+@numba.njit(nogil=True, cache=True)
+def write_raw_runs(
+    counts: Array, gaps: Array, sizes: Array, gap_sub: int, step_sub: int, data: Array
+) -> None:
+    """The raw bits of the same runs, in the same order; ``data`` as for :func:`write_raw`."""
+    at = 0
+    bit = 0
+    for k in range(counts.size):
+        end = at + counts[k]
+        bit = write_raw(gaps[at:end], gap_sub, data, bit)
+        bit = write_raw(sizes[at:end], step_sub, data, bit)
+        at = end
 
 
 @numba.njit(nogil=True, cache=True)
