@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -192,3 +193,12 @@ def test_a_bucket_in_memory_would_be_gone_at_once(cli, tmp_path) -> None:
     result = cli("publish", tmp_path, "memory://x", status=2)
     assert "memory://" in result.stderr
     assert "hint:" in result.stderr
+
+
+def test_bandwidth(cli, checkpoint, tmp_path) -> None:
+    folder = checkpoint("a")
+    size = (folder / "model.safetensors").stat().st_size
+    started = time.monotonic()
+    cli("publish", folder, tmp_path / "bucket", "--bandwidth", size)
+    assert 0.8 < time.monotonic() - started < 10
+    assert "memory://" in cli.fails("publish", folder, "memory://x", "--bandwidth", 1e6, status=2)

@@ -184,3 +184,23 @@ def test_a_killed_pull_can_be_repeated(bucket, cli, process, tmp_path) -> None:
     cli("pull", bucket, mirror)
     assert same_weights(mirror, tmp_path / "published-2")
     cli("verify", mirror)
+
+
+def test_mirrors_of_one_host_share_a_cache(cli, bucket, tmp_path) -> None:
+    cache = tmp_path / "cache"
+    cli("pull", bucket, tmp_path / "a", "--cache", cache, "--bandwidth", "50MB")
+    kept = {path.name for path in cache.iterdir()}
+    deltas = list((bucket / "deltas").iterdir())
+    anchors = [path for path in (bucket / "anchors").rglob("*") if path.is_file()]
+    assert len(kept) == len(deltas) + len(anchors)
+    for path in deltas:
+        path.write_bytes(b"")  # whoever still asks the store will notice
+    cli("pull", bucket, tmp_path / "b", "--cache", cache)
+    assert {path.name for path in cache.iterdir()} == kept
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in "ab")
+    assert first == second
+
+
+def test_a_bandwidth_that_is_none(cli, bucket, tmp_path) -> None:
+    said = cli("pull", bucket, tmp_path / "a", "--bandwidth", "20Mb", status=2).stderr
+    assert "means bits" in said

@@ -23,6 +23,7 @@ _COMMANDS = {
     "verify": LazyCommand(
         "thinwire.cli.verify:verify", "Check everything a bucket or mirror holds."
     ),
+    "doctor": LazyCommand("thinwire.cli.doctor:doctor", "Find out what a bucket can do."),
     "bench": LazyCommand("thinwire.cli.bench:bench", "Measure on this machine."),
     "warmup": LazyCommand("thinwire.cli.warmup:warmup", "Compile every kernel ahead of use."),
     "demo": LazyCommand("thinwire.demo.command:demo", "Train a model and watch it sync.", "demo"),

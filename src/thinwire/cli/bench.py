@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from thinwire.cli.bench_bucket import bucket
 from thinwire.cli.bench_codec import codec
 from thinwire.cli.console import Bar, count, emit, json_option, print_table, size
 
@@ -17,6 +18,7 @@ def bench() -> None:
     """Measure on this machine."""
 
 
+bench.add_command(bucket)
 bench.add_command(codec)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thinwire.cli.console import Bar, count, emit, json_option, percent, share, size
+from thinwire.cli.sizes import size_option
 
 if TYPE_CHECKING:
     from thinwire.bucket import Bucket
@@ -44,6 +45,9 @@ __all__ = ["publish"]
     metavar="NAME",
     help="Version 0 is this checkpoint, which replicas have: upload no weights for it.",
 )
+@click.option(
+    "--bandwidth", type=size_option, metavar="SIZE", help="At most so much per second, as in 20MB."
+)
 @json_option
 def publish(
     checkpoint: Path,
@@ -54,6 +58,7 @@ def publish(
     assets: bool,
     resume: Any,
     base: str,
+    bandwidth: int | None,
     as_json: bool,
 ) -> None:
     """Publish the weights in CHECKPOINT_DIR to BUCKET.
@@ -66,14 +71,14 @@ def publish(
       payload_bytes (version 0: the whole checkpoint), full_bytes, ratio (payload to
       full), digest, seconds {diff, encode, upload, commit} (null for version 0)
     """
-    from thinwire.bucket import MemoryBucket, open_bucket
+    from thinwire.bucket import MemoryBucket, innermost, open_bucket
     from thinwire.chain import Chain
     from thinwire.checkpoint import Checkpoint
     from thinwire.errors import Misuse
     from thinwire.publisher import Publisher
 
-    store = open_bucket(bucket)
-    if isinstance(store, MemoryBucket):
+    store = open_bucket(bucket, bandwidth=bandwidth)
+    if isinstance(innermost(store), MemoryBucket):
         raise Misuse(
             "a memory:// bucket ends with this command", hint="publish to a folder or a store"
         )

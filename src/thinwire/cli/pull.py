@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thinwire.cli.console import Bar, count, emit, json_option, size
+from thinwire.cli.sizes import size_option
 
 if TYPE_CHECKING:
     from thinwire.replica import Replica
@@ -36,6 +37,14 @@ __all__ = ["pull"]
     show_default=True,
     help="With --follow: seconds between looks.",
 )
+@click.option(
+    "--bandwidth", type=size_option, metavar="SIZE", help="At most so much per second, as in 20MB."
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    help="Folder for downloads that several mirrors of this host share.",
+)
 @json_option
 def pull(
     bucket: str,
@@ -46,6 +55,8 @@ def pull(
     adopt: bool,
     base: Path | None,
     poll: float,
+    bandwidth: int | None,
+    cache: Path | None,
     as_json: bool,
 ) -> None:
     """Bring the mirror in DIR to the newest version of the run in BUCKET.
@@ -62,7 +73,7 @@ def pull(
     from thinwire.disk import DiskMirror
     from thinwire.replica import Replica
 
-    store = open_bucket(bucket)
+    store = open_bucket(bucket, bandwidth=bandwidth, cache=cache)
     if not follow:
         Chain(store).read_run()  # a wrong URL leaves no empty mirror behind
     with (
