@@ -132,6 +132,7 @@ def fetch_manifest(bucket: Bucket, ref: PayloadRef, schema: Schema) -> Manifest:
     except KeyNotFound:
         raise VersionGone(f"the anchor {ref.key} is gone") from None
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+        bucket.forget(ref.key)
         raise CorruptPayload(f"{ref.key} is not the manifest that its commit names")
     manifest = Manifest.decode(data)
     names = [file.path for file in manifest.files]
@@ -170,6 +171,7 @@ def fetch_file(bucket: Bucket, ref: PayloadRef, file: AnchorFile) -> Iterator[by
         for piece in bucket.stream(key):
             seen += len(piece)
             if seen > file.size:
+                bucket.forget(key)
                 raise CorruptPayload(f"{key} is longer than the {file.size} bytes it should have")
             digest.update(piece)
             if held:
@@ -178,6 +180,7 @@ def fetch_file(bucket: Bucket, ref: PayloadRef, file: AnchorFile) -> Iterator[by
     except KeyNotFound:
         raise VersionGone(f"{key} is gone") from None
     if seen != file.size or digest.hexdigest() != file.sha256:
+        bucket.forget(key)
         raise CorruptPayload(f"{key} is not the file that its manifest names")
     yield held
 

@@ -69,11 +69,13 @@ def fetch_payload(bucket: Bucket, ref: PayloadRef, version: int, limit: int) -> 
     try:
         for piece in bucket.stream(ref.key):
             if len(data) + len(piece) > ref.size:
+                bucket.forget(ref.key)
                 raise CorruptPayload(f"{ref.key} is longer than the {ref.size} bytes it should be")
             data += piece
     except KeyNotFound:
         raise VersionGone(f"the payload of version {version} is gone: {ref.key}") from None
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
+        bucket.forget(ref.key)
         raise CorruptPayload(f"{ref.key} is not the payload that version {version} names")
     return data
 

@@ -125,10 +125,14 @@ class Replica:
 
     def catch_up(self, target: int | None = None) -> Iterator[Update]:
         """Like :meth:`sync`, one version at a time: patches can be used and dropped."""
+        return self._catch_up(target, None)
+
+    def _catch_up(self, target: int | None, seen: int | None) -> Iterator[Update]:
+        """``seen``: a version that was just found to exist, so as not to ask for it again."""
         run = self._known_run()
         tip = self._tip(run)
         known = None if tip is None else tip.version
-        head = self.chain.sure_head() if known is None else self.chain.head(known)
+        head = self.chain.sure_head() if known is None else self.chain.head(seen or known)
         if head is None:
             raise RunNotFound(f"{self.chain.bucket.url}: the run has no version yet")
         if target is not None and target > head:
@@ -190,8 +194,9 @@ class Replica:
             if until is not None and self.version is not None and self.version >= until:
                 return
             try:
-                if self._something_new(time.monotonic() - confirmed > _CONFIRM_EVERY_S):
-                    for update in self.catch_up():
+                seen = self._next_version(time.monotonic() - confirmed > _CONFIRM_EVERY_S)
+                if seen is not None:
+                    for update in self._catch_up(None, seen):
                         trouble_since = None
                         yield update
                         if stop.is_set() or (until is not None and update.version >= until):
@@ -207,18 +212,21 @@ class Replica:
                     raise
             pause()
 
-    def _something_new(self, confirm: bool) -> bool:
-        """One cheap question per poll; now and then, whether history still stands."""
+    def _next_version(self, confirm: bool) -> int | None:
+        """The next version if it exists: one cheap question per poll.
+
+        Now and then a second one, whether history still stands.
+        """
         try:
             run = self._known_run()
         except RunNotFound:
-            return False
+            return None
         tip = self._tip(run) or run.tip
         if self.chain.exists(tip.version + 1):
-            return True
+            return tip.version + 1
         if confirm:
             self.chain.confirm(tip)
-        return False
+        return None
 
     def _known_run(self) -> RunInfo:
         if self._run is None:

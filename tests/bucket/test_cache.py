@@ -13,12 +13,21 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import thinwire.bucket._entries as entries
+from thinwire import Publisher, Replica
 from thinwire.bucket import Bucket, CachedBucket, LocalBucket, MemoryBucket
 from thinwire.bucket.cache import named_by_content
-from thinwire.errors import AccessDenied, BucketUnavailable, KeyNotFound, Misuse
+from thinwire.errors import (
+    AccessDenied,
+    BucketUnavailable,
+    CorruptPayload,
+    KeyNotFound,
+    Misuse,
+)
+from thinwire.mirror import MemoryMirror
 from thinwire.testing import FaultyBucket
 from thinwire.testing.conformance import OPERATIONS, BucketConformance
 
@@ -444,3 +453,17 @@ def test_bad_keys_are_refused_before_the_disk_is_touched(
         OPERATIONS[operation](cached, "../x")
     assert seen == []
     assert not folder.exists()
+
+
+def test_a_checkpoint_that_arrived_wrong_is_fetched_again(tmp_path: Path) -> None:
+    """Nothing in its key says what it holds: only the reader can tell, and says so."""
+    store = MemoryBucket()
+    state = {"w": np.arange(1000, dtype=np.float32)}
+    Publisher(store, state).close()
+    faulty = FaultyBucket(store).corrupt("anchors/*.safetensors", at=-1, times=1)
+    bucket = CachedBucket(faulty, tmp_path / "cache", 1 << 30)
+    with pytest.raises(CorruptPayload):
+        Replica(bucket, MemoryMirror()).sync()
+    replica = Replica(bucket, MemoryMirror())
+    replica.sync()
+    assert replica.mirror.tensors[0].tobytes() == state["w"].tobytes()

@@ -123,6 +123,13 @@ class Bucket(abc.ABC):
             BucketNotFound, AccessDenied, BucketUnavailable, InvalidKey
         """
 
+    def forget(self, key: str) -> None:
+        """Drop a copy of this object that is kept nearer than the store, if there is one.
+
+        For who finds that its bytes are not those they should be: the store may have better ones.
+        """
+        check_key(key)
+
     def watch(self, prefix: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call ``wake`` soon after something under ``prefix`` may have changed.
 

@@ -9,7 +9,7 @@ come for a few seconds they fetch it themselves. That is a courtesy, not a promi
 
 The cache cannot fail: with a full disk or a folder that may not be written everything passes
 through. What it holds is checked by its own SHA-256 at every use, and a delta also by the hash in
-its name before it is kept.
+its name before it is kept. Who finds that a checkpoint's file arrived wrong says ``forget``.
 """
 
 from __future__ import annotations
@@ -91,13 +91,17 @@ class CachedBucket(WrappedBucket):
 
     def put(self, key: str, data: Data) -> None:
         self.inner.put(key, data)
-        self._forget(key)
+        self._drop(key)
 
     def delete(self, key: str) -> None:
         self.inner.delete(key)
-        self._forget(key)
+        self._drop(key)
 
-    def _forget(self, key: str) -> None:
+    def forget(self, key: str) -> None:
+        self.inner.forget(key)
+        self._drop(check_key(key))
+
+    def _drop(self, key: str) -> None:
         if self._immutable(key):
             self._entries.remove(self._name(key))
 

@@ -49,6 +49,9 @@ class WrappedBucket(Bucket):
     def delete(self, key: str) -> None:
         self.inner.delete(key)
 
+    def forget(self, key: str) -> None:
+        self.inner.forget(key)
+
     def watch(self, prefix: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self.inner.watch(prefix, wake)
 

@@ -228,6 +228,9 @@ class FaultyBucket(Bucket):
         self.inner.delete(key)
         self._after("delete", key)
 
+    def forget(self, key: str) -> None:
+        self.inner.forget(key)
+
     def watch(self, prefix: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self.inner.watch(prefix, wake)
 
