@@ -5,15 +5,20 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 REPORT ?= demo-report
 FUZZ_SECONDS ?= 60
+BUCKETS_STAMP := $(VENV)/.stamp-buckets
 BENCH_STAMP := $(VENV)/.stamp-bench
 STATES ?= bench/states
 
-.PHONY: demo test lint types unit fuzz bench bench-states bench-diff clean
+.PHONY: demo test test-buckets lint types unit fuzz bench bench-states bench-diff clean
 
-demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket
-	$(BIN)/thinwire demo --report $(REPORT) $(DEMO_ARGS)
+demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket (BUCKET=s3://… or hf://…)
+	$(BIN)/thinwire demo --report $(REPORT) $(if $(BUCKET),--bucket '$(BUCKET)') $(DEMO_ARGS)
 
 test: lint types unit  ## everything continuous integration checks
+
+test-buckets: $(BUCKETS_STAMP)  ## every kind of bucket against a real server, with faults between
+	THINWIRE_TEST_STORES=1 THINWIRE_AZURITE=$(abspath $(VENV))/node_modules/.bin/azurite-blob \
+	  $(BIN)/python -m pytest tests/stores $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -40,6 +45,12 @@ $(STATES)/.done: $(BENCH_STAMP)
 
 bench-diff: $(STAMP)  ## diff, digest and copy side by side
 	$(BIN)/thinwire bench diff
+
+# Azure's emulator is an npm package: without npm its tests are skipped.
+$(BUCKETS_STAMP): $(STAMP) requirements/buckets.txt
+	$(BIN)/python -m pip install --quiet -r requirements/buckets.txt
+	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(VENV) azurite@3.35.0; fi
+	touch $@
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -e '.[bench]'

@@ -90,7 +90,7 @@ def served(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 "mirror": str(mirror),
                 "limits": LIMITS,
             }
-            children.start("server", "server", config, child_environment(1))
+            children.start("server", "server", config, child_environment(1, bucket.url))
             found = (e for _, e in children.events(60) if isinstance(e, Ready))
             yield Served(next(found).url, children, publisher, model, mirror)
             children.expect_end("server")

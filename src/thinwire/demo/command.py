@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from thinwire.bucket import LocalBucket, MemoryBucket, open_bucket
+from thinwire.bucket import LocalBucket, MemoryBucket, innermost, open_bucket
 from thinwire.demo.display import Display
 from thinwire.demo.ledger import Ledger
 from thinwire.demo.processes import Interrupted, interruptible
@@ -21,7 +21,7 @@ from thinwire.demo.report import render
 from thinwire.demo.run import run_demo
 from thinwire.demo.settings import SERVERS, Settings
 from thinwire.demo.table import proof_lines, summary_lines
-from thinwire.errors import KeyNotFound, Misuse, RunExists
+from thinwire.errors import BucketNotFound, KeyNotFound, Misuse, RunExists
 from thinwire.log.keys import RUN
 
 __all__ = ["demo"]
@@ -114,16 +114,21 @@ def _require_packages() -> None:
 
 
 def _prepare_bucket(url: str) -> str:
-    """The bucket's full URL; a folder is made now, since servers may look before the trainer."""
-    store = open_bucket(url)
-    if isinstance(store, MemoryBucket):
-        raise Misuse("processes cannot share a memory:// bucket", hint="pass a folder")
-    if isinstance(store, LocalBucket):
-        store.root.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(KeyNotFound):
-        store.head(RUN)
-        raise RunExists(f"{store.url} already holds a run", hint="pass an empty prefix")
-    return store.url
+    """The bucket's full URL; a folder is made now, since servers may look before the trainer.
+
+    So is a Hub bucket, by the trainer's first write; any other has to be there.
+    """
+    with open_bucket(url) as store:
+        kept = innermost(store)
+        if isinstance(kept, MemoryBucket):
+            raise Misuse("processes cannot share a memory:// bucket", hint="pass a folder or a URL")
+        if isinstance(kept, LocalBucket):
+            kept.root.mkdir(parents=True, exist_ok=True)
+        made_by_writing = (BucketNotFound,) if store.url.startswith("hf://") else ()
+        with contextlib.suppress(KeyNotFound, *made_by_writing):
+            store.head(RUN)
+            raise RunExists(f"{store.url} already holds a run", hint="pass an empty prefix")
+        return store.url
 
 
 @contextlib.contextmanager

@@ -82,14 +82,15 @@ class _Run:
 
     def _start(self) -> None:
         config = {"settings": self._settings.to_json(), "token": self._token}
-        threads = self._settings.trainer_threads
-        self._children.start(TRAINER, "trainer", config, child_environment(threads))
+        bucket = self._settings.bucket
+        environment = child_environment(self._settings.trainer_threads, bucket)
+        self._children.start(TRAINER, "trainer", config, environment)
         for server in SERVERS:
             self._children.start(
                 server,
                 "server",
                 {**config, "mirror": str(self._mirror(server))},
-                child_environment(self._settings.server_threads),
+                child_environment(self._settings.server_threads, bucket),
             )
 
     def _mirror(self, server: str) -> Path:

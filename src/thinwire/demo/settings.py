@@ -6,7 +6,11 @@ import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from thinwire.bucket import LocalBucket, innermost, open_bucket
 from thinwire.demo.recipe import FULL, QUICK, Recipe
+
+_POLL_S = 0.1
+_REMOTE_POLL_S = 0.5  # stores count requests, and some limit them
 
 SERVERS = ("server-0", "server-1")
 TRAINER = "trainer"
@@ -31,7 +35,7 @@ class Settings:
     recipe: Recipe
     seed: int = 0
     max_staleness: int = 2
-    poll_s: float = 0.1
+    poll_s: float = _POLL_S
     trainer_threads: int = 1
     server_threads: int = 1
 
@@ -48,6 +52,7 @@ class Settings:
         recipe = QUICK if quick else FULL
         if steps is not None:
             recipe = Recipe(**{**asdict(recipe), "steps": steps})
+        local = isinstance(innermost(open_bucket(bucket)), LocalBucket)
         trainer, server = split_threads(available_cores() if cores is None else cores, tiny=quick)
         return cls(
             bucket=bucket,
@@ -56,6 +61,7 @@ class Settings:
             seed=seed,
             trainer_threads=trainer,
             server_threads=server,
+            poll_s=_POLL_S if local else _REMOTE_POLL_S,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,8 +95,8 @@ def split_threads(cores: int, *, tiny: bool) -> tuple[int, int]:
     return max(1, min(cores, 16)), max(1, min(cores, max(2, cores // 2), 8))
 
 
-def child_environment(threads: int) -> dict[str, str]:
-    """Environment of a process of the demo: its thread count, and nothing fetched from anywhere.
+def child_environment(threads: int, bucket: str) -> dict[str, str]:
+    """Environment of a process of the demo: its thread count, and no model fetched from anywhere.
 
     Idle OpenMP threads sleep at once rather than spin: the processes share the cores.
     """
@@ -102,7 +108,8 @@ def child_environment(threads: int) -> dict[str, str]:
         "THINWIRE_NUM_THREADS": count,
         "OMP_WAIT_POLICY": "passive",
         "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
+        # a bucket on the Hub is the one thing that is fetched from there
+        **({} if bucket.startswith("hf://") else {"HF_HUB_OFFLINE": "1"}),
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "PYTHONUNBUFFERED": "1",
     }
