@@ -14,7 +14,8 @@ __all__ = ["Plan", "check_child", "find_head", "plan"]
 def find_head(exists: Callable[[int], bool], known: int | None = None) -> int | None:
     """The newest version, with O(log n) questions.
 
-    Gallops: asks for versions 1, 2, 4 … past the known one until one is missing, then bisects.
+    Gallops: asks for versions 1, 2, 4 … past the known one until one is missing, then bisects. A
+    follower that is one version behind asks twice.
 
     Args:
         exists: whether a version's commit is there. Versions have no gaps.
@@ -27,7 +28,7 @@ def find_head(exists: Callable[[int], bool], known: int | None = None) -> int | 
     low, stride = known, 1
     while exists(low + stride):
         low += stride
-        stride *= 2
+        stride = low - known
     high = low + stride
     while high - low > 1:
         middle = (low + high) // 2
