@@ -14,6 +14,7 @@ from thinwire.bucket import Bucket, Data
 from thinwire.errors import (
     AccessDenied,
     AlreadyExists,
+    BucketNotFound,
     BucketUnavailable,
     CorruptPayload,
     HistoryRewritten,
@@ -33,6 +34,8 @@ MAX_COMMIT = 4 << 20
 
 _ATTEMPTS = 4
 _BACKOFF_S = 0.1
+_PATIENCE_S = 20.0
+"""No attempt begins later than this: a bucket that is patient itself has waited long enough."""
 
 
 def read_bounded(bucket: Bucket, key: str, limit: int) -> bytes:
@@ -69,8 +72,11 @@ def create_record(bucket: Bucket, key: str, data: bytes) -> Outcome:
     Raises:
         AccessDenied, BucketNotFound: refused before anything can have been written.
     """
+    began = time.monotonic()
     for attempt in range(_ATTEMPTS):
         if attempt:
+            if time.monotonic() - began > _PATIENCE_S:
+                break
             time.sleep(_BACKOFF_S * 2 ** (attempt - 1))
         try:
             bucket.create(key, data)
@@ -83,8 +89,8 @@ def create_record(bucket: Bucket, key: str, data: bytes) -> Outcome:
             break
         try:
             return Outcome.COMMITTED if _holds(bucket, key, data) else Outcome.LOST
-        except (KeyNotFound, BucketUnavailable):
-            continue
+        except (KeyNotFound, BucketNotFound, BucketUnavailable):
+            continue  # no bucket: the write that failed would have made it
         except AccessDenied:
             break
     return Outcome.UNRESOLVED

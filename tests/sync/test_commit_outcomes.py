@@ -466,3 +466,18 @@ def test_already_exists_at_any_write_of_a_whole_run(
             kit.strike(story.bucket, index, calls, after=landed, error=AlreadyExists)
             story.tell()
             assert not story.bucket.unfired
+
+
+def test_a_patient_bucket_is_not_tried_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for a minute by itself would make four attempts take many."""
+    now = [0.0]
+    bucket = FaultyBucket(MemoryBucket())
+
+    def outage(key: str) -> None:
+        now[0] += 60.0
+        raise BucketUnavailable("it has been tried for a minute")
+
+    bucket.run(outage, "create", times=None).run(outage, "stream", times=None)
+    monkeypatch.setattr("thinwire.chain.time.monotonic", lambda: now[0])
+    assert create_record(bucket, "commits/x", b"x") is Outcome.UNRESOLVED
+    assert [call.operation for call in bucket.calls] == ["create", "stream"]
