@@ -6,10 +6,12 @@ STAMP := $(VENV)/.stamp
 REPORT ?= demo-report
 FUZZ_SECONDS ?= 60
 BUCKETS_STAMP := $(VENV)/.stamp-buckets
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.stamp
 BENCH_STAMP := $(VENV)/.stamp-bench
 STATES ?= bench/states
 
-.PHONY: demo test test-buckets lint types unit fuzz bench bench-states bench-diff clean
+.PHONY: demo test test-buckets test-vllm lint types unit fuzz bench bench-states bench-diff clean
 
 demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket (BUCKET=s3://… or hf://…)
 	$(BIN)/thinwire demo --report $(REPORT) $(if $(BUCKET),--bucket '$(BUCKET)') $(DEMO_ARGS)
@@ -19,6 +21,12 @@ test: lint types unit  ## everything continuous integration checks
 test-buckets: $(BUCKETS_STAMP)  ## every kind of bucket against a real server, with faults between
 	THINWIRE_TEST_STORES=1 THINWIRE_AZURITE=$(abspath $(VENV))/node_modules/.bin/azurite-blob \
 	  $(BIN)/python -m pytest tests/stores $(TEST_ARGS)
+
+# Two releases of numba must not share a folder of compiled kernels.
+test-vllm: $(STAMP) $(VLLM_STAMP)  ## the vLLM plugin in the real vLLM, on the CPU
+	THINWIRE_SMOLLM2=$$($(BIN)/python -c "from thinwire.demo.models import smollm2_checkpoint as made; print(made())") \
+	  NUMBA_CACHE_DIR=$(abspath $(VLLM))/kernels OMP_NUM_THREADS=2 \
+	  $(VLLM)/bin/python -m pytest tests/engine_vllm $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -52,6 +60,14 @@ $(BUCKETS_STAMP): $(STAMP) requirements/buckets.txt
 	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(VENV) azurite@3.35.0; fi
 	touch $@
 
+$(VLLM_STAMP): pyproject.toml requirements/vllm.txt requirements/vllm-bare.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet -r requirements/vllm.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm-bare.txt
+	$(VLLM)/bin/python -m pip install --quiet -e .
+	touch $@
+
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	touch $@
@@ -64,4 +80,4 @@ $(STAMP): pyproject.toml requirements/dev.txt requirements/model.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache demo-report
+	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache demo-report
