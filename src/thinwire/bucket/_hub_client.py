@@ -102,9 +102,15 @@ class HubClient:
         query = {"recursive": "true"}
         while True:
             response = self.request("GET", url, params=query)
-            for entry in _json(response):
-                if entry["type"] == "file":
-                    yield entry["path"], entry["size"]
+            try:
+                entries = [
+                    (str(entry["path"]), int(entry["size"]))
+                    for entry in _json(response)
+                    if entry["type"] == "file"
+                ]
+            except (KeyError, TypeError, ValueError) as error:
+                raise BucketUnavailable(f"{url} answered with something else: {error!r}") from error
+            yield from entries
             following = response.links.get("next", {}).get("url")
             if following is None:
                 return

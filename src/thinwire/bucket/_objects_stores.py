@@ -4,9 +4,9 @@ Credentials are obstore's affair: it reads ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*
 identity and container credentials, and asks the metadata service of a cloud machine. It does not
 read ``~/.aws``; where those files are to be used, boto3 does it, if it is installed.
 
-Time limits: 5 s to connect, 120 s for a whole request, so a part of 8 MiB needs 70 kB/s. obstore
-itself tries a request three times within 30 s, enough for a dropped connection; longer patience is
-for the caller, who knows what waits.
+Time limits: 5 s to connect; for a whole request 10 s where little is sent, 60 s where an object is,
+so a part of 8 MiB needs 140 kB/s. obstore itself tries a request three times within 30 s, enough
+for a dropped connection; longer patience is for the caller, who knows what waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from thinwire.bucket._objects_native import Native
@@ -29,10 +29,12 @@ __all__ = ["Settings", "make_store", "settings", "wants_boto3"]
 
 CLIENT = {
     "connect_timeout": "5s",
-    "timeout": "120s",
     "pool_idle_timeout": "60s",
     "user_agent": "thinwire",
 }
+TIMEOUTS = {"ask": "10s", "move": "60s"}
+"""Of questions, whose answers are short, and of objects on the move."""
+
 RETRIES = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=30),
@@ -126,8 +128,13 @@ def wants_boto3(location: Location, environment: Mapping[str, str], home: Path) 
     return installed and any(Path(file).is_file() for file in files)
 
 
-def make_store(native: Native, location: Location) -> tuple[Any, Settings]:
+def make_store(
+    native: Native, location: Location, purpose: Literal["ask", "move"] = "move"
+) -> tuple[Any, Settings]:
     """obstore's store for ``location``, and what it was made with. Nothing is connected to.
+
+    Args:
+        purpose: which of the two time limits it has.
 
     Raises:
         Misuse: something is missing or malformed. What obstore raises is left to the caller.
@@ -135,7 +142,11 @@ def make_store(native: Native, location: Location) -> tuple[Any, Settings]:
     chosen = settings(location, os.environ)
     config = dict(chosen.config)
     options: dict[str, Any] = {
-        "client_options": {**CLIENT, "allow_http": chosen.allow_http},
+        "client_options": {
+            **CLIENT,
+            "timeout": TIMEOUTS[purpose],
+            "allow_http": chosen.allow_http,
+        },
         "retry_config": RETRIES,
     }
     if wants_boto3(location, os.environ, Path.home()):

@@ -54,10 +54,11 @@ from thinwire.errors import (
 
 __all__ = ["ObjectBucket", "open_objects"]
 
-SINGLE = 32 << 20
+SINGLE = 16 << 20
 PART = 8 << 20
 WINDOW = 8 << 20
 CONCURRENCY = 4
+_LITTLE = 64 << 10
 
 
 def open_objects(url: str) -> ObjectBucket:
@@ -76,6 +77,7 @@ class _Connection:
     pid: int
     native: Native
     store: Any
+    asking: Any  # the same store with a shorter time limit, for what is answered shortly
     settings: Settings
     workers: ThreadPoolExecutor
 
@@ -107,7 +109,7 @@ class ObjectBucket(Bucket):
 
     def head(self, key: str) -> ObjectInfo:
         with self._calls("head", key) as (connection, path):
-            found = connection.native.calls.head(connection.store, path)
+            found = connection.native.calls.head(connection.asking, path)
         return ObjectInfo(key, found["size"])
 
     # --- writing ---------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class ObjectBucket(Bucket):
 
     def delete(self, key: str) -> None:
         with contextlib.suppress(KeyNotFound), self._calls("delete", key) as (connection, path):
-            connection.native.calls.delete(connection.store, path)
+            connection.native.calls.delete(connection.asking, path)
 
     # --- listing ---------------------------------------------------------------------------
 
@@ -213,7 +215,8 @@ class ObjectBucket(Bucket):
                 )
             else:
                 mode = "create" if action == "create" else "overwrite"
-                put(connection.store, path, parts, mode=mode, use_multipart=False)
+                store = connection.asking if size <= _LITTLE else connection.store
+                put(store, path, parts, mode=mode, use_multipart=False)
 
     @contextlib.contextmanager
     def _calls(self, action: Action, key: str) -> Iterator[tuple[_Connection, str]]:
@@ -250,7 +253,7 @@ class ObjectBucket(Bucket):
             return answer
         connection = self._connection()
         try:
-            connection.native.calls.get(connection.store, path, options={"range": (0, 1)})
+            connection.native.calls.get(connection.asking, path, options={"range": (0, 1)})
         except connection.native.errors as error:
             said = read_answer(error)
             if said.status != 416:
@@ -264,7 +267,7 @@ class ObjectBucket(Bucket):
             return None
         connection = self._connection()
         try:
-            next(iter(connection.native.calls.list(connection.store, path, chunk_size=1)), None)
+            next(iter(connection.native.calls.list(connection.asking, path, chunk_size=1)), None)
         except connection.native.errors as error:
             return judge(read_answer(error), "list", f"the bucket {self.url}", self.location)
         self._exists = True
@@ -283,8 +286,9 @@ class ObjectBucket(Bucket):
         here = native()
         with self._translated("read", self.url, ""):
             store, chosen = make_store(here, self.location)
+            asking, _ = make_store(here, self.location, "ask")
         workers = ThreadPoolExecutor(2 * CONCURRENCY, thread_name_prefix="thinwire-read")
-        return _Connection(pid, here, store, chosen, workers)
+        return _Connection(pid, here, store, asking, chosen, workers)
 
 
 def _whole(answer: Any, start: int, stop: int, size: int, key: str) -> memoryview:
