@@ -5,8 +5,9 @@ identity and container credentials, and asks the metadata service of a cloud mac
 read ``~/.aws``; where those files are to be used, boto3 does it, if it is installed.
 
 Time limits: 5 s to connect; for a whole request 10 s where little is sent, 60 s where an object is,
-so a part of 8 MiB needs 140 kB/s. obstore itself tries a request three times within 30 s, enough
-for a dropped connection; longer patience is for the caller, who knows what waits.
+so a part of 8 MiB needs 140 kB/s. There obstore itself tries a request three times within 30 s, so
+that one dropped connection does not cost a whole upload; any other patience is for the caller, who
+knows what waits.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def make_store(
             "timeout": TIMEOUTS[purpose],
             "allow_http": chosen.allow_http,
         },
-        "retry_config": RETRIES,
+        "retry_config": RETRIES if purpose == "move" else {**RETRIES, "max_retries": 0},
     }
     if wants_boto3(location, os.environ, Path.home()):
         provider = _boto3_provider(location)
