@@ -11,7 +11,7 @@ VLLM_STAMP := $(VLLM)/.stamp
 BENCH_STAMP := $(VENV)/.stamp-bench
 STATES ?= bench/states
 
-.PHONY: demo test test-buckets test-vllm lint types unit fuzz bench bench-states bench-diff clean
+.PHONY: demo test test-buckets test-vllm lint types unit fuzz bench bench-states bench-buckets bench-diff clean
 
 demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket (BUCKET=s3://… or hf://…)
 	$(BIN)/thinwire demo --report $(REPORT) $(if $(BUCKET),--bucket '$(BUCKET)') $(DEMO_ARGS)
@@ -50,6 +50,10 @@ bench-states: $(STATES)/.done  ## train the real states that `make bench` measur
 $(STATES)/.done: $(BENCH_STAMP)
 	$(BIN)/python benchmarks/make_states.py $(STATES)
 	touch $@
+
+bench-buckets: $(BUCKETS_STAMP)  ## throughput and cost of a version on every kind of bucket
+	THINWIRE_AZURITE=$(abspath $(VENV))/node_modules/.bin/azurite-blob \
+	  $(BIN)/python benchmarks/buckets.py bench/results/buckets.json docs/buckets.md
 
 bench-diff: $(STAMP)  ## diff, digest and copy side by side
 	$(BIN)/thinwire bench diff
