@@ -131,6 +131,9 @@ def fetch_manifest(bucket: Bucket, ref: PayloadRef, schema: Schema) -> Manifest:
         data = read_bounded(bucket, ref.key, ref.size)
     except KeyNotFound:
         raise VersionGone(f"the anchor {ref.key} is gone") from None
+    except CorruptPayload:
+        bucket.forget(ref.key)
+        raise
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         bucket.forget(ref.key)
         raise CorruptPayload(f"{ref.key} is not the manifest that its commit names")

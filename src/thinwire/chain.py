@@ -198,3 +198,30 @@ class Chain:
             raise HistoryRewritten(f"{what} was there and is gone") from None
         if now != seen:
             raise HistoryRewritten(f"{what} is not what it was")
+
+    def confirm_alone(self, run: Tip, seen: Tip) -> None:
+        """Check that ``seen`` is the newest record of its run, and both are as they were.
+
+        For stores in which two writers at once may both be told that they created a record. It
+        comes too late to prevent that, but neither goes on as if nothing were wrong.
+
+        Args:
+            run: of ``run.json``.
+
+        Raises:
+            HistoryRewritten: another writer's record stands in the place of one of ours, or ours
+                in the place of an older one of its.
+            CorruptPayload, UnsupportedFormat, and bucket errors.
+        """
+        try:
+            self.confirm(run)
+            if seen != run:
+                self.confirm(seen)
+            if self.exists(seen.version + 1):
+                raise HistoryRewritten(f"version {seen.version + 1} is there already")
+        except HistoryRewritten as error:
+            raise HistoryRewritten(
+                f"two writers at once in {self.bucket.url}, which cannot keep them apart: {error}",
+                hint="publish to a fresh prefix, one trainer to each; "
+                "on the Hub, ?create=s3 keeps writers apart",
+            ) from None

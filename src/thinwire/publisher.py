@@ -34,6 +34,7 @@ from thinwire.errors import (
     Misuse,
     PublishFailed,
     Resync,
+    Retryable,
     RunExists,
     RunNotFound,
     SchemaMismatch,
@@ -297,7 +298,7 @@ class Publisher:
         del buffers
         uploaded = time.perf_counter()
         # into a bucket that was emptied or refilled meanwhile, a commit would go as into any other
-        self._chain.confirm(self._tip)
+        self._confirm()
         commit = self._next_commit(refs, patches, step, digests)
         self._commit_now(_Pending(commit, patches, digests))
         stats = PublishStats(
@@ -373,6 +374,21 @@ class Publisher:
         self._digests = pending.digests
         self._tip = commit.tip
         self._pending = None  # last: whatever interrupts this, settling does it all again
+        if not self._bucket.capabilities.create_only:
+            with contextlib.suppress(Retryable):  # the next publish looks again
+                self._confirm()
+
+    def _confirm(self) -> None:
+        """See that the bucket still ends where this publisher left it.
+
+        Raises:
+            HistoryRewritten: it does not, or another writer has been at work in a store that
+                cannot keep two apart.
+        """
+        if self._bucket.capabilities.create_only:
+            self._chain.confirm(self._tip)
+        else:
+            self._chain.confirm_alone(self._run.tip, self._tip)
 
     def _settle(self) -> None:
         """Find out what became of a commit whose outcome was left open."""
