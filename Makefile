@@ -8,10 +8,12 @@ FUZZ_SECONDS ?= 60
 BUCKETS_STAMP := $(VENV)/.stamp-buckets
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.stamp
+TRAINER := .venv-trainer
+TRAINER_STAMP := $(TRAINER)/.stamp
 BENCH_STAMP := $(VENV)/.stamp-bench
 STATES ?= bench/states
 
-.PHONY: demo test test-buckets test-vllm lint types unit fuzz bench bench-states bench-buckets bench-diff clean
+.PHONY: demo test test-buckets test-vllm test-trl lint types unit fuzz bench bench-states bench-buckets bench-diff clean
 
 demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket (BUCKET=s3://… or hf://…)
 	$(BIN)/thinwire demo --report $(REPORT) $(if $(BUCKET),--bucket '$(BUCKET)') $(DEMO_ARGS)
@@ -27,6 +29,10 @@ test-vllm: $(STAMP) $(VLLM_STAMP)  ## the vLLM plugin in the real vLLM, on the C
 	THINWIRE_SMOLLM2=$$($(BIN)/python -c "from thinwire.demo.models import smollm2_checkpoint as made; print(made())") \
 	  NUMBA_CACHE_DIR=$(abspath $(VLLM))/kernels OMP_NUM_THREADS=2 \
 	  $(VLLM)/bin/python -m pytest tests/engine_vllm $(TEST_ARGS)
+
+test-trl: $(TRAINER_STAMP)  ## TRL's own trainers, on the CPU
+	NUMBA_CACHE_DIR=$(abspath $(TRAINER))/kernels \
+	  $(TRAINER)/bin/python -m pytest tests/trainers/test_trl.py tests/trainers/test_trl_rollouts.py $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -72,6 +78,12 @@ $(VLLM_STAMP): pyproject.toml requirements/vllm.txt requirements/vllm-bare.txt
 	$(VLLM)/bin/python -m pip install --quiet -e .
 	touch $@
 
+$(TRAINER_STAMP): pyproject.toml requirements/trainer.txt
+	test -x $(TRAINER)/bin/python || $(PYTHON) -m venv $(TRAINER)
+	$(TRAINER)/bin/python -m pip install --quiet --upgrade pip
+	$(TRAINER)/bin/python -m pip install --quiet -r requirements/trainer.txt -e .
+	touch $@
+
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet -e '.[bench]'
 	touch $@
@@ -84,4 +96,4 @@ $(STAMP): pyproject.toml requirements/dev.txt requirements/model.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache demo-report
+	rm -rf $(VENV) $(VLLM) $(TRAINER) build dist .pytest_cache .mypy_cache .ruff_cache demo-report

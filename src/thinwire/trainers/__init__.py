@@ -1,0 +1,1 @@
+"""Taking weights out of something that trains."""
