@@ -62,7 +62,11 @@ def act(llm: Any, do: str, **options: Any) -> Any:
         llm.init_weight_transfer_engine({"init_info": options})
         return {}
     if do == "checksums":
+        from vllm.v1.worker.gpu_worker import Worker
+
         merged: dict[str, str] = {}
+        if not hasattr(Worker, "compute_weight_checksums"):
+            return merged  # before 0.32
         for rank, found in enumerate(llm.collective_rpc("compute_weight_checksums")):
             merged.update({f"{rank}/{name}": value for name, value in found.items()})
         return merged

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import sys
 import time
 import urllib.error
@@ -20,16 +22,23 @@ from servers.ports import HOST, ServerProcess, answers, free_port
 class Server:
     """What a client can ask."""
 
-    def __init__(self, port: int, model: str) -> None:
+    def __init__(self, port: int, model: str, key: str = "") -> None:
         self.port = port
         self.model = model
+        self.key = key
+        self.url = f"http://{HOST}:{port}"
 
-    def ask(self, path: str, body: Any = None, *, timeout: float = 120) -> tuple[int, Any]:
+    def ask(
+        self, path: str, body: Any = None, *, timeout: float = 120, key: str | None = None
+    ) -> tuple[int, Any]:
         """Status code and JSON; POST if there is a body."""
+        headers = {"Content-Type": "application/json"}
+        if key or (key is None and self.key):
+            headers["Authorization"] = f"Bearer {key or self.key}"
         request = urllib.request.Request(
-            f"http://{HOST}:{self.port}{path}",
+            self.url + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            headers=headers,
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
@@ -65,19 +74,40 @@ class Server:
             [sorted(top.values()) for top in steps["top_logprobs"]],
         ]
 
+    def checksums(self) -> Any:
+        """vLLM's own sums of what is in memory; None before 0.32."""
+        code, found = self.ask("/weight_checker", {"action": "checksum"})
+        if code not in (200, 404):
+            raise RuntimeError(f"/weight_checker: {code} {found}")
+        return found if code == 200 else None
+
     def update_and_vanish(self, version: int, after: float) -> None:
         """Ask for a version and be gone before the answer."""
         body = json.dumps({"version": version}).encode()
         with socket.create_connection((HOST, self.port)) as connection:
-            head = (
-                f"POST /thinwire/update HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            connection.sendall(head.encode() + body)
+            head = [
+                "POST /thinwire/update HTTP/1.1",
+                "Host: x",
+                f"Authorization: Bearer {self.key}",
+                f"Content-Length: {len(body)}",
+            ]
+            connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
             time.sleep(after)
 
     def version(self) -> int:
         """The version that serves."""
         return int(self.get("/thinwire/status")["version"])
+
+    def thinwire(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start a thinwire command that speaks to this server."""
+        program = [sys.executable, "-c", "from thinwire.cli import main; main()"]
+        return subprocess.Popen(
+            [*program, *map(str, arguments), "--url", self.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "VLLM_API_KEY": self.key},
+        )
 
     def wait_for(self, version: int, patience: float = 60) -> None:
         """Wait until a version serves."""
@@ -92,7 +122,7 @@ class Server:
 def serving(
     model: Path, run: Run | None, *options: str, mirror: Path | None = None, **more: str
 ) -> Iterator[Server]:
-    """A server of ``model`` for as long as the context lasts."""
+    """A server of ``model`` for as long as the context lasts; ``VLLM_API_KEY`` guards it."""
     port = free_port()
     if run is not None:
         more["THINWIRE_BUCKET"] = str(run.bucket)
@@ -115,7 +145,7 @@ def serving(
         patience=180,
     )
     with process:
-        yield Server(port, str(model))
+        yield Server(port, str(model), more.get("VLLM_API_KEY", ""))
 
 
 def spoil(path: Path) -> bytes:

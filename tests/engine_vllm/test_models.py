@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,8 @@ def test_vllms_own_interface(tmp_path: Path) -> None:
     run.step()
     with engine(run.base) as live:
         assert "does not follow a run" in live("status")["ranks"][0]["message"]
+        run.bucket.rename(tmp_path / "not there yet")
+        threading.Timer(1.5, (tmp_path / "not there yet").rename, [run.bucket]).start()
         live("open", bucket=str(run.bucket), mirror=str(tmp_path / "mirror"))
         assert live("status")["version"] == 1
         run.step()

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engines._run import Run
 from engines._server import DEVICES, Checkpoint, Server
-from thinwire import Publisher, open_bucket
 from thinwire.engines.scatter import Staged
-from thinwire.engines.vllm.host import HostMirror, ReadingRank, open_host_mirror
+from thinwire.engines.vllm.host import ReadingRank
 from thinwire.engines.vllm.merge import merge
 from thinwire.engines.vllm.session import Session
+from thinwire.engines.vllm.settings import positive_seconds
 from thinwire.errors import (
+    BucketNotFound,
     BucketUnavailable,
     CorruptPayload,
     EnginePoisoned,
@@ -26,50 +28,6 @@ from thinwire.errors import (
     SchemaMismatch,
 )
 from thinwire.patch import Patch
-from thinwire.weights import FlatTensor
-
-
-class Run:
-    """A trainer whose tensors are bits, and the folders around it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        root.mkdir(exist_ok=True)
-        self.states = [Checkpoint.random(1)]
-        self.base = root / "base"
-        self.save(self.base)
-        self.publisher = Publisher(open_bucket(root / "bucket"), self.source, assets=self.base)
-
-    @property
-    def state(self) -> Checkpoint:
-        return self.states[-1]
-
-    @property
-    def source(self) -> list[tuple[str, FlatTensor]]:
-        return [
-            (spec.name, FlatTensor(bits, spec.dtype, spec.shape))
-            for spec, bits in zip(self.state.schema, self.state.tensors)
-        ]
-
-    def save(self, folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        folder.mkdir()
-        save_file(
-            {name: tensor.clone() for name, tensor in self.state.pairs()},
-            str(folder / "model.safetensors"),
-        )
-        (folder / "config.json").write_text("{}")
-
-    def step(self, density: float = 0.1) -> int:
-        version = len(self.states)
-        patches = self.state.patches(Checkpoint.random(100 + version), density, seed=version)
-        self.states.append(self.state.patched(patches))
-        self.publisher.publish(self.source, step=version).result()
-        return version
-
-    def host(self, name: str = "mirror") -> HostMirror:
-        return open_host_mirror(str(self.root / "bucket"), self.root / name)
 
 
 def expected(run: Run, version: int, rank: int = 0, ranks: int = 1) -> dict[str, bytes]:
@@ -474,3 +432,30 @@ def test_merging_one_version_copies_nothing() -> None:
     assert all(a is b for a, b in zip(merge([patches]), patches))
     assert merge([[], []]) == []
     assert isinstance(merge([patches, patches])[0], Patch)
+
+
+def test_a_server_that_is_started_first_waits_for_the_run(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = run.root / "away"
+    (run.root / "bucket").rename(away)
+    server = Server()
+    server.load_weights(run.states[0].pairs())
+    session = Session(server, server.load_weights, run.host())
+    with pytest.raises(BucketNotFound):
+        session.start(run.base)
+    timer = threading.Timer(0.3, lambda: away.rename(run.root / "bucket"))
+    timer.start()
+    assert session.start(run.base, patience=20) == 0
+    timer.join()
+    assert "waiting for a first version, 20 s more" in caplog.text
+    session.close()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_settings_are_checked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THINWIRE_PATIENCE", text)
+    with pytest.raises(Misuse, match="THINWIRE_PATIENCE"):
+        positive_seconds("THINWIRE_PATIENCE", 1.0)
+    monkeypatch.setenv("THINWIRE_PATIENCE", "" if text == "nan" else " 2.5 ")
+    assert positive_seconds("THINWIRE_PATIENCE", 1.0) == (1.0 if text == "nan" else 2.5)

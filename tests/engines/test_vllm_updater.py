@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
 
 from thinwire.engines.vllm.updater import Updater
-from thinwire.errors import CorruptPayload, EnginePoisoned, Misuse, ThinwireError
+from thinwire.errors import CorruptPayload, EnginePoisoned, Misuse, Retryable, ThinwireError
 
 T = TypeVar("T")
 
@@ -85,6 +86,20 @@ class Engine:
 
 def run(action: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(action, 30))
+
+
+def hang(engine: Engine, what: str) -> Callable[[], None]:
+    """Let the engine never answer this; returns how to undo it."""
+    method = "call" if what in ("apply", "status") else what
+    real = getattr(engine, method)
+
+    async def never(*arguments: Any) -> Any:
+        if method == "call" and arguments[0]["do"] != what:
+            return await real(*arguments)
+        return await asyncio.Event().wait()
+
+    setattr(engine, method, never)
+    return lambda: setattr(engine, method, real)
 
 
 WHOLE = ["pause", "apply", "forget", "name 1", "resume"]
@@ -189,6 +204,117 @@ def test_an_answer_that_never_comes_poisons() -> None:
     run(lost())
     assert engine.diary == ["pause"]
     assert "a worker died" in updater.poisoned
+
+
+@pytest.mark.parametrize(
+    ("hangs", "told"),
+    [("apply", "'apply'"), ("forget", "'forget'"), ("name", "'name'"), ("resume", "'resume'")],
+)
+def test_an_engine_that_does_not_answer_while_held_is_poisoned_and_can_be_healed(
+    hangs: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    updater = Updater(engine, limit=0.1)
+    restore = hang(engine, hangs)
+
+    async def hung() -> None:
+        with pytest.raises(ThinwireError, match=f"not answered {told}"):
+            await updater.update(1)
+        assert told in updater.poisoned
+        with pytest.raises(EnginePoisoned):
+            await updater.update(1)
+        restore()
+        assert await updater.heal() == {"version": 1}
+        assert engine.diary[-1] == "resume"
+        assert not updater.poisoned
+
+    run(hung())
+    assert "requests are held until the engine is healed" in caplog.text
+
+
+def test_an_engine_that_cannot_be_held_serves_on() -> None:
+    engine = Engine()
+    updater = Updater(engine, limit=0.1)
+    restore = hang(engine, "pause")
+
+    async def hung() -> None:
+        for action in (updater.update, updater.heal):
+            with pytest.raises(Retryable, match="not answered 'pause'"):
+                await action()
+        assert engine.diary == ["resume", "resume"]  # it may be held a moment later
+        assert not updater.poisoned
+        restore()
+        await updater.update(1)
+
+    run(hung())
+    assert engine.diary[2:] == WHOLE
+
+
+def test_a_hold_that_cannot_be_ended_is_told() -> None:
+    engine = Engine()
+    updater = Updater(engine, limit=0.1)
+    hang(engine, "pause")
+    restore = hang(engine, "resume")
+
+    async def hung() -> None:
+        with pytest.raises(Retryable):
+            await updater.update(1)
+        assert "could not be let go" in updater.poisoned
+        restore()
+
+    run(hung())
+
+
+def test_a_silent_engine_still_has_a_status() -> None:
+    engine = Engine()
+    updater = Updater(engine, limit=0.1)
+    hang(engine, "status")
+    updater.poisoned = "half"
+    told = run(updater.status())
+    assert (told["version"], told["poisoned"], told["ranks"]) == (None, "half", [])
+    assert "'status'" in told["silent"]
+
+
+def test_a_cancelled_update_leaves_nothing_held_untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the caller's cancellation, which does not reach it: that of the update itself."""
+    monkeypatch.setattr("thinwire.engines.vllm.updater._LOOK_S", 0)
+    ends = set()
+    for ticks in range(120):
+        engine = Engine()
+        updater = Updater(engine)
+
+        async def cancelled(updater: Updater = updater, ticks: int = ticks) -> None:
+            task = asyncio.ensure_future(updater._update(1))
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+        run(cancelled())
+        last = next((did for did in reversed(engine.diary) if did in ("pause", "resume")), "")
+        assert last != "pause" or updater.poisoned
+        ends.add((last, bool(updater.poisoned)))
+    assert ends >= {("", False), ("pause", True), ("resume", False)}
+
+
+def test_healing_goes_on_without_its_caller() -> None:
+    engine = Engine()
+    updater = Updater(engine)
+
+    async def cancelled() -> None:
+        await updater.update(1)
+        engine.diary.clear()
+        task = asyncio.ensure_future(updater.heal())
+        for _ in range(4):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await updater.update(1)
+
+    run(cancelled())
+    assert engine.diary == ["pause", "forget", "name 1", "resume"]
 
 
 def test_whoever_asked_may_be_gone() -> None:

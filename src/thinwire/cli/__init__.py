@@ -17,6 +17,10 @@ __all__ = ["main"]
 _COMMANDS = {
     "publish": LazyCommand("thinwire.cli.publish:publish", "Publish a checkpoint as a version."),
     "pull": LazyCommand("thinwire.cli.pull:pull", "Bring a mirror folder to a version."),
+    "follow": LazyCommand("thinwire.cli.follow:follow", "Tell serving engines of new versions."),
+    "attest": LazyCommand(
+        "thinwire.cli.attest:attest", "Have serving engines prove their weights."
+    ),
     "log": LazyCommand("thinwire.cli.log:log", "List the versions in a bucket."),
     "inspect": LazyCommand("thinwire.cli.inspect:inspect", "Say what a file or folder is."),
     "diff": LazyCommand("thinwire.cli.diff:diff", "Compare two checkpoints bit by bit."),

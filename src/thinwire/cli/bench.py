@@ -8,6 +8,7 @@ import click
 
 from thinwire.cli.bench_bucket import bucket
 from thinwire.cli.bench_codec import codec
+from thinwire.cli.bench_vllm import vllm
 from thinwire.cli.console import Bar, count, emit, json_option, print_table, size
 
 __all__ = ["bench"]
@@ -20,6 +21,7 @@ def bench() -> None:
 
 bench.add_command(bucket)
 bench.add_command(codec)
+bench.add_command(vllm)
 
 
 @bench.command()

@@ -5,12 +5,16 @@ Start the server next to an installed thinwire with::
     THINWIRE_BUCKET=s3://… THINWIRE_MIRROR=/var/lib/mirror VLLM_PLUGINS=thinwire \\
         vllm serve /var/lib/mirror --weight-transfer-config '{"backend": "thinwire"}'
 
-====================  ======================================================================
-``THINWIRE_BUCKET``   URL of the run: the server catches up with it before it serves
-``THINWIRE_MIRROR``   folder of this host's mirror
-``THINWIRE_UNPROVEN`` ``freeze``: start even if some tensors cannot be proved to be where the
-                      layout says; they are left alone, and versions that change them refused
-====================  ======================================================================
+========================  ==================================================================
+``THINWIRE_BUCKET``       URL of the run: the server catches up with it before it serves
+``THINWIRE_MIRROR``       folder of this host's mirror
+``THINWIRE_UNPROVEN``     ``freeze``: start even if some tensors cannot be proved to be where
+                          the layout says; they are left alone, and versions that change them
+                          refused
+``THINWIRE_PATIENCE``     seconds to wait at the start for a run that has no version yet; 300
+``THINWIRE_PAUSE_LIMIT``  seconds that ranks may take to answer while requests are held; 120.
+                          After that the engine is poisoned: it serves nothing until healed
+========================  ==================================================================
 
 ``VLLM_PLUGINS`` names the plugin because vLLM adds routes only for plugins that are named; without
 it, everything but the routes works. vLLM loads the plugin in every one of its processes, more than

@@ -23,8 +23,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from thinwire.engines.vllm import versions
 from thinwire.engines.vllm.host import open_host_mirror
+from thinwire.engines.vllm.requests import answer
 from thinwire.engines.vllm.session import Session
-from thinwire.errors import Misuse, ThinwireError
+from thinwire.engines.vllm.settings import positive_seconds
+from thinwire.errors import Misuse
 
 __all__ = ["InitInfo", "ThinwireEngine", "UpdateInfo"]
 
@@ -70,6 +72,7 @@ class ThinwireEngine(WeightTransferEngine):  # type: ignore[misc]
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self._session: Session | None = None
+        versions.warn_if_untested()
         versions.add_worker_method(METHOD)
         if bucket := os.environ.get("THINWIRE_BUCKET"):
             self.init_transfer_engine(InitInfo(bucket))
@@ -97,7 +100,11 @@ class ThinwireEngine(WeightTransferEngine):  # type: ignore[misc]
         )
         loaded = versions.checkpoint_folder(self.vllm_config)
         try:
-            session.start(None if loaded is None else Path(loaded), init_info.version)
+            session.start(
+                None if loaded is None else Path(loaded),
+                init_info.version,
+                patience=positive_seconds("THINWIRE_PATIENCE", 300.0),
+            )
         except BaseException:
             session.close()
             raise
@@ -117,31 +124,8 @@ class ThinwireEngine(WeightTransferEngine):  # type: ignore[misc]
     # --- thinwire's own calls -----------------------------------------------------------
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what ``request["do"]`` says: stage, status, apply, read or heal.
-
-        Returns:
-            The session's status and what else was asked for. An error is a value, too:
-            ``{"failed": its type, "message": …, "hint": …}``.
-        """
-        try:
-            return self._answer(request)
-        except Exception as error:  # noqa: BLE001 - for the other process, which decides
-            hint = error.hint if isinstance(error, ThinwireError) else ""
-            return {"failed": type(error).__name__, "message": str(error), "hint": hint}
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        session, do = self._following(), request.get("do")
-        if do == "stage":
-            session.stage_in_background(request.get("version"))
-        elif do == "apply":
-            session.apply(int(request["version"]))
-        elif do == "heal":
-            session.heal()
-        elif do == "read":
-            return session.read()
-        elif do != "status":
-            raise Misuse(f"no worker can {do!r}")
-        return session.status()
+        """See :func:`thinwire.engines.vllm.requests.answer`."""
+        return answer(self._session, request)
 
     # --- vLLM's interface ---------------------------------------------------------------
 

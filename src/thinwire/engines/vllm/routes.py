@@ -9,20 +9,25 @@
 ====================================  ==========================================================
 
 Errors are ``{"error": {"type", "message", "hint"}}``: 409 if the engine serves on as before, 503 if
-it serves nothing, or nothing new yet, 400 for a request that makes no sense.
+it serves nothing, or nothing new yet, 400 for a request that makes no sense, 401 without the key.
+
+A server's ``--api-key`` guards these routes as well: vLLM's own check covers only some paths, none
+of them a plugin's.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from thinwire.engines.vllm import versions
+from thinwire.engines.vllm.settings import positive_seconds
 from thinwire.engines.vllm.updater import Updater
 from thinwire.errors import EnginePoisoned, Misuse, Retryable, ThinwireError
 
-__all__ = ["AsyncRanks", "Routes"]
+__all__ = ["HANDLERS", "AsyncRanks", "Handler", "Routes", "respond"]
 
 
 class AsyncRanks:
@@ -63,14 +68,14 @@ class Routes:
 
     def attach_router(self, app: Any) -> None:
         """Add the routes."""
-        app.add_api_route("/thinwire/update", _route(_update), methods=["POST"])
-        app.add_api_route("/thinwire/status", _route(_status), methods=["GET"])
-        app.add_api_route("/thinwire/attest", _route(_attest), methods=["POST"])
-        app.add_api_route("/thinwire/heal", _route(_heal), methods=["POST"])
+        for (method, path), handler in HANDLERS.items():
+            app.add_api_route(path, _route(handler), methods=[method])
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Remember the engine, and tell it which version it has started with."""
-        state.thinwire = Updater(AsyncRanks(engine_client))
+        limit = positive_seconds("THINWIRE_PAUSE_LIMIT", 120.0)
+        state.thinwire = Updater(AsyncRanks(engine_client), limit=limit)
+        state.thinwire_keys = versions.api_keys(args)
         config = getattr(engine_client, "vllm_config", None)
         transfer = getattr(config, "weight_transfer_config", None)
         if transfer is not None and transfer.backend == self.name:
@@ -101,21 +106,67 @@ async def _heal(updater: Updater, body: dict[str, Any]) -> dict[str, Any]:
     return await updater.heal()
 
 
+HANDLERS: dict[tuple[str, str], Handler] = {
+    ("POST", "/thinwire/update"): _update,
+    ("GET", "/thinwire/status"): _status,
+    ("POST", "/thinwire/attest"): _attest,
+    ("POST", "/thinwire/heal"): _heal,
+}
+"""By method and path."""
+
+
+async def respond(
+    handler: Handler,
+    updater: Updater,
+    data: bytes,
+    *,
+    keys: Sequence[str] = (),
+    authorization: str | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Handle a request, whatever the web framework.
+
+    Args:
+        data: the request's body.
+        keys: one of which the request has to carry, if there are any.
+        authorization: the request's header of that name.
+
+    Returns:
+        Status code and JSON document.
+    """
+    try:
+        if keys and not _authorized(keys, authorization):
+            told = {"type": "Unauthorized", "message": "the API key is missing or wrong"}
+            return 401, {"error": {**told, "hint": "send it as a bearer token"}}
+        body = json.loads(data) if data else {}
+        if not isinstance(body, dict):
+            raise Misuse("the body is no JSON object")
+        return 200, await handler(updater, body)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return 400, _told(Misuse(f"the body is no JSON: {error}"))
+    except ThinwireError as error:
+        return _code(error), _told(error)
+
+
+def _authorized(keys: Sequence[str], authorization: str | None) -> bool:
+    scheme, _, sent = (authorization or "").partition(" ")
+    fits = [hmac.compare_digest(sent.encode(), key.encode()) for key in keys]
+    return scheme.lower() == "bearer" and any(fits)
+
+
 def _route(handler: Handler) -> Any:
     from fastapi import Request
     from fastapi.responses import JSONResponse
 
     async def route(request: Any) -> Any:
-        try:
-            data = await request.body()
-            body = json.loads(data) if data else {}
-            if not isinstance(body, dict):
-                raise Misuse("the body is no JSON object")
-            return JSONResponse(await handler(request.app.state.thinwire, body))
-        except json.JSONDecodeError as error:
-            return JSONResponse(_told(Misuse(f"the body is no JSON: {error}")), 400)
-        except ThinwireError as error:
-            return JSONResponse(_told(error), _code(error))
+        state = request.app.state
+        code, document = await respond(
+            handler,
+            state.thinwire,
+            await request.body(),
+            keys=state.thinwire_keys,
+            authorization=request.headers.get("authorization"),
+        )
+        return JSONResponse(document, code)
 
     route.__annotations__ = {"request": Request}
     return route

