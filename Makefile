@@ -13,7 +13,7 @@ TRAINER_STAMP := $(TRAINER)/.stamp
 BENCH_STAMP := $(VENV)/.stamp-bench
 STATES ?= bench/states
 
-.PHONY: demo test test-buckets test-vllm test-trl lint types unit fuzz bench bench-states bench-buckets bench-diff clean
+.PHONY: demo test test-buckets test-vllm test-trl lint types unit fuzz bench bench-states bench-buckets bench-vllm bench-diff clean
 
 demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket (BUCKET=s3://… or hf://…)
 	$(BIN)/thinwire demo --report $(REPORT) $(if $(BUCKET),--bucket '$(BUCKET)') $(DEMO_ARGS)
@@ -60,6 +60,11 @@ $(STATES)/.done: $(BENCH_STAMP)
 bench-buckets: $(BUCKETS_STAMP)  ## throughput and cost of a version on every kind of bucket
 	THINWIRE_AZURITE=$(abspath $(VENV))/node_modules/.bin/azurite-blob \
 	  $(BIN)/python benchmarks/buckets.py bench/results/buckets.json docs/buckets.md
+
+bench-vllm: $(STAMP) $(VLLM_STAMP)  ## how long requests are held for an update, against vLLM's own ways
+	NUMBA_CACHE_DIR=$(abspath $(VLLM))/kernels OMP_NUM_THREADS=2 \
+	  $(VLLM)/bin/thinwire bench vllm --json bench/results/vllm.json
+	$(BIN)/python benchmarks/vllm.py bench/results/vllm.json docs/vllm.md
 
 bench-diff: $(STAMP)  ## diff, digest and copy side by side
 	$(BIN)/thinwire bench diff
