@@ -210,10 +210,13 @@ def locate_changes(
             members = np.int64(tally[k, blocks])
             ahead = np.int64(left[k])
             cursor = cursors[k]
+            block, own, first, behind = 0, np.uint64(0), 0, 0
             while ahead < members:
-                block = popcount(passed_blocks(tally, k, ahead) & lanes)
-                own = between(base, start + block * BLOCK, shift, field, lows[k], spans[k])
-                lane = select_bit(own, ahead - np.int64(tally[k, block]))
+                if ahead >= behind:  # else it is in the same block as the one before
+                    block = popcount(passed_blocks(tally, k, ahead) & lanes)
+                    own = between(base, start + block * BLOCK, shift, field, lows[k], spans[k])
+                    first, behind = np.int64(tally[k, block]), np.int64(tally[k, block + 1])
+                lane = select_bit(own, ahead - first)
                 changed[block] |= _ONE << np.uint64(lane)
                 hit |= _ONE << np.uint64(block)
                 found += 1
