@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import thinwire.bucket._entries as entries
+import thinwire.bucket.cache as cache
 from thinwire import Publisher, Replica
 from thinwire.bucket import Bucket, CachedBucket, LocalBucket, MemoryBucket
 from thinwire.bucket.cache import named_by_content
@@ -314,19 +315,89 @@ def test_what_is_larger_than_the_limit_passes_through(inner: FaultyBucket, folde
 
 def test_what_a_crash_left_is_cleared_away(cached: CachedBucket, folder: Path) -> None:
     folder.mkdir()
-    old, new = folder / "a.1.tmp", folder / "b.2.tmp"
-    for path in (old, new, folder / "a.lock"):
+    old, new, lock = (
+        folder / f"{digit * 64}{end}"
+        for digit, end in (("a", f".{'1' * 16}.tmp"), ("b", f".{'2' * 16}.tmp"), ("a", ".lock"))
+    )
+    for path in (old, new, lock):
         path.write_bytes(b"x")
-    for path in (old, folder / "a.lock"):
+    for path in (old, lock):
         os.utime(path, (time.time() - 4000, time.time() - 4000))
     cached.get("anchors/1")
     assert not old.exists()
+    assert not lock.exists()
     assert new.exists(), "somebody may be writing it"
     new.unlink()
     assert len(kept(folder)) == 1
 
 
+def test_what_others_keep_there_stays(inner: FaultyBucket, folder: Path) -> None:
+    folder.mkdir()
+    names = ["uv.lock", "draft.tmp", "my.entry", f"{'a' * 64}.draft.tmp", f"{'A' * 64}.entry"]
+    for name in names:
+        (folder / name).write_bytes(bytes(len(CONTENT)))
+        os.utime(folder / name, (time.time() - 4000, time.time() - 4000))
+    cached = CachedBucket(inner, folder, len(CONTENT) + 100)
+    cached.get("anchors/1")
+    cached.get("anchors/2")
+    left = {path.name for path in folder.iterdir()}
+    assert left > set(names)
+    assert len(left) == len(names) + 1, "one entry has made room for the other"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "link to an entry"])
+def test_what_is_no_plain_file_is_no_entry(
+    cached: CachedBucket, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    cached.get("anchors/1")
+    (entry,) = kept(folder)
+    elsewhere = tmp_path / "elsewhere"
+    if kind == "link to an entry":
+        entry.rename(elsewhere)
+    else:
+        os.mkfifo(elsewhere)
+        entry.unlink()
+    if kind == "fifo":
+        elsewhere.rename(entry)
+    else:
+        entry.symlink_to(elsewhere)
+    done: list[bytes] = []
+    reader = threading.Thread(target=lambda: done.append(cached.get("anchors/1")), daemon=True)
+    reader.start()
+    reader.join(5)
+    assert done == [CONTENT]
+    assert (cached.hits, cached.misses) == (0, 2)
+    assert kept(folder) == [entry]
+    assert entry.is_file()
+    assert not entry.is_symlink()
+
+
 # --- together ------------------------------------------------------------------------------
+
+
+def test_another_is_not_waited_for_without_end(
+    cached: CachedBucket, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who leads shows a pulse, and the object does not come."""
+    monkeypatch.setattr(cache, "_LONGEST_WAIT_S", 0.3)
+    lead = entries.EntryFolder(folder, MB).lead(cached._name("anchors/1"))
+    assert lead is not None
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.01):
+            lead.pulse()
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    done: list[bytes] = []
+    reader = threading.Thread(target=lambda: done.append(cached.get("anchors/1")), daemon=True)
+    reader.start()
+    reader.join(5)
+    ended.set()
+    beating.join()
+    lead.end()
+    assert done == [CONTENT]
 
 
 class Slow(MemoryBucket):

@@ -69,6 +69,30 @@ def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
     assert "memory://" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:hush@h/x",
+        "https://h/x?token=hush",
+        "https://h/x#hush",
+        "s3:/me:hush@h/x",
+        Path("s3://me:hush@h/x"),
+        "file://me:hush@h/x",
+        "file:///x?token=hush",
+    ],
+)
+def test_what_may_be_a_secret_is_not_repeated(url: str | Path) -> None:
+    with pytest.raises(Misuse) as caught:
+        open_bucket(url)
+    assert "hush" not in str(caught.value) + caught.value.hint
+
+
+@pytest.mark.parametrize("url", ["file://[", "hf://[", "s3://["])
+def test_brackets_that_do_not_close(url: str) -> None:
+    with pytest.raises(Misuse):
+        open_bucket(url)
+
+
 @pytest.mark.parametrize("url", [Path("memory://x"), "file:/data", "memory:/x"])
 def test_a_url_that_lost_a_slash_is_not_a_folder(url: str | Path) -> None:
     with pytest.raises(Misuse, match="not a bucket URL"):

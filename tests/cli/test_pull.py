@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
+from thinwire.cli.pull import pull
 
 
 def same_weights(a: Path, b: Path) -> bool:
@@ -169,6 +172,15 @@ def test_follow_prints_one_json_line_per_version_until_interrupted(
 def test_follow_ends_at_the_version_asked_for(cli, bucket, tmp_path) -> None:
     result = cli("pull", bucket, tmp_path / "m", "--follow", "--version", 1, "--poll", 0.01)
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["0", "1"]
+
+
+def test_follow_bears_an_outage_as_long_as_it_is_told(cli, tmp_path) -> None:
+    (patience,) = (option for option in pull.params if option.name == "patience")
+    assert patience.default == 24 * 3600
+    places = ("pull", tmp_path / "nowhere", tmp_path / "m", "--follow", "--poll", 0.01)
+    started = time.monotonic()
+    cli.fails(*places, "--patience", 0.5, status=2)
+    assert 0.5 < time.monotonic() - started < 20
 
 
 def test_a_killed_pull_can_be_repeated(bucket, cli, process, tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,16 +21,18 @@ import pytest
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("hf_xet")
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, hf_api
 
 from servers.hub.process import HubProcess
+from servers.liar import Liar, answer
 from servers.ports import free_port
 from stores._runs import check_history, pulled, series, start
+from thinwire.bucket import _hub_client
 from thinwire.bucket._hub_errors import retry_after, translated
 from thinwire.bucket._hub_events import concerns, parse_events
 from thinwire.bucket._hub_gateway import GATEWAY_LIMIT
 from thinwire.bucket._hub_url import GATEWAY, parse_hub_url
-from thinwire.bucket.hub import SMALL, HubBucket, open_hub
+from thinwire.bucket.hub import SMALL, HubBucket, _whole, open_hub
 from thinwire.errors import (
     AccessDenied,
     AlreadyExists,
@@ -206,6 +209,7 @@ def test_an_unknown_option_names_the_known_ones() -> None:
         ({"retry-after": "12"}, 12),
         ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0),
         ({"retry-after": "soon"}, None),
+        ({"retry-after": "Mon, 01 Jan 99999999999 00:00:00 GMT"}, None),
         ({"ratelimit": '"api";r=0;t=55'}, 55),
         ({"ratelimit": '"api";r=3;t=55'}, None),
         ({"retry-after": "2", "ratelimit": '"api";r=0;t=55'}, 2),
@@ -224,13 +228,26 @@ def test_how_long_to_wait(headers: dict[str, str], seconds: float | None) -> Non
         (RuntimeError("Request error: HTTP status client error (404 Not Found), …/403"), False),
         (PermissionError("the token is not valid"), True),
         (PermissionError(13, "Permission denied", "/tmp/x"), False),
-        (OSError(28, "No space left on device"), False),
     ],
 )
 def test_what_hf_xet_means(error: OSError | RuntimeError, refused: bool) -> None:
     expected = AccessDenied if refused else BucketUnavailable
     with pytest.raises(expected), translated("read", "'key'"):
         raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("Task error: IO Error: No space left on device (os error 28)"),
+        FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
+    ],
+)
+def test_a_full_disk_is_no_outage(error: OSError | RuntimeError) -> None:
+    with pytest.raises(Misuse) as caught, translated("read", "'key'"):
+        raise error
+    assert "TMPDIR" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -274,6 +291,31 @@ def test_requests(hub: HubProcess, bucket: HubBucket) -> None:
         hub.reset()
         call()
         assert hub.stats()["requests"] == expected
+
+
+def test_a_create_looks_last(hub: HubProcess, bucket: HubBucket) -> None:
+    """When the content is there already, so that only its name can come too late."""
+    bucket.put("first", b"makes the bucket and fetches a token")
+    real = bucket.head
+
+    def head(key: str) -> object:
+        asked = hub.stats()["requests"]
+        assert asked["xorb-put"] == asked["shard"] == 1
+        assert "batch" not in asked
+        return real(key)
+
+    bucket.head = head  # type: ignore[method-assign, assignment]
+    hub.reset()
+    bucket.create("new", os.urandom(1000))
+    assert hub.stats()["requests"]["batch"] == 1
+
+
+def test_a_large_create_looks_before_it_uploads_as_well(hub: HubProcess, bucket: HubBucket) -> None:
+    bucket.put("key", b"x")
+    hub.reset()
+    with pytest.raises(AlreadyExists):
+        bucket.create("key", LARGE)
+    assert hub.stats()["requests"] == {"head": 1}
 
 
 def test_a_gateway_create_is_one_request(hub: HubProcess, conditional: HubBucket) -> None:
@@ -456,6 +498,115 @@ def test_a_renamed_bucket() -> None:
                 call("key")
             assert "new name" in moved.value.hint
         server.shutdown()
+
+
+ENDLESS = b"HTTP/1.1 200 x\r\nX-Linked-Size: 10\r\nConnection: close\r\n\r\n" + bytes(3 << 20)
+NO_PAGE = b"[]"
+TOKEN = b'{"casUrl": "http://127.0.0.1:9", "accessToken": "t", "exp": %s}'
+
+ODD: dict[str, tuple[str, bytes]] = {
+    "batch is a list": ("delete", answer(200, b"[]")),
+    "batch is a text": ("delete", answer(200, b'"x"')),
+    "batch fails with a text": ("put_file", answer(200, b'{"failed": ["oops"]}')),
+    "batch fails with a number": ("delete", answer(200, b'{"failed": 7}')),
+    "token ends far away": ("put", answer(200, TOKEN % (b"1" + b"0" * 30))),
+    "token ends at infinity": ("put", answer(200, TOKEN % b"1e999")),
+    "token ended before time": ("put", answer(200, TOKEN % b"-1")),
+    "token is no JSON": ("put", answer(200, b"<html>")),
+    "size of too many digits": ("head", answer(200, b"x", X_Linked_Size="9" * 30)),
+    "size below zero": ("head", answer(200, b"x", X_Linked_Size="-4")),
+    "date after all dates": (
+        "get",
+        answer(503, Retry_After="Mon, 01 Jan 99999999999 00:00:00 GMT"),
+    ),
+    "more than there is": ("get", answer(200, b"x" * 11, X_Linked_Size="10")),
+    "without end": ("get", ENDLESS),
+    "the same page": ("list", answer(200, NO_PAGE, Link='<http://h/?recursive=true>; rel="next"')),
+    "a page at no address": ("list", answer(200, NO_PAGE, Link='<http://[/?x=1>; rel="next"')),
+    "a redirect to no address": (
+        "get",
+        answer(302, X_Linked_Size="4", Location="http://h/" + "x" * 70_000),
+    ),
+    "a listing without end": ("list", answer(200, b" " * (1 << 21))),
+    "a refusal without end": ("list", answer(503, b" " * (1 << 21))),
+    "a refused object without end": ("get", answer(503, b" " * (1 << 21))),
+}
+
+
+@pytest.mark.parametrize("what", list(ODD))
+def test_what_a_hub_may_say(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(_hub_client, "BODY_LIMIT", 1 << 20)
+    operation, said = ODD[what]
+    with Liar(said) as liar:
+        bucket = open_hub(f"hf://buckets/me/b/p?endpoint={liar.url}")
+        calls: dict[str, Callable[[], object]] = {
+            "get": lambda: bucket.get("key"),
+            "head": lambda: bucket.head("key"),
+            "put": lambda: bucket.put("key", b"x"),
+            "put_file": lambda: bucket._client.put_file("p/key", "0" * 64),
+            "delete": lambda: bucket.delete("key"),
+            "list": lambda: list(bucket.list()),
+        }
+        with pytest.raises(BucketUnavailable) as caught:
+            calls[operation]()
+        if "end" in what.split()[-1] and operation == "list":
+            assert "without end" in str(caught.value)
+
+
+def test_a_size_that_only_the_length_tells() -> None:
+    with Liar(answer(200, length=7)) as liar:
+        assert open_hub(f"hf://buckets/me/b?endpoint={liar.url}").head("key").size == 7
+
+
+def test_more_bytes_than_there_are_end_a_read() -> None:
+    """However many come: the rest is not waited for."""
+    taken: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(100):
+            taken.append(number)
+            yield b"x" * 4
+
+    with pytest.raises(BucketUnavailable):
+        list(_whole(pieces(), 10, "key"))
+    assert taken == [0, 1, 2]
+
+
+def test_an_address_that_is_a_right_to_read_is_not_repeated() -> None:
+    place = "http://me:hush@h/x?X-Amz-Signature=hush"
+    with Liar(answer(302, Location=place)) as liar:
+        bucket = open_hub(f"hf://buckets/me/b?endpoint={liar.url}")
+        with pytest.raises(Misuse, match="moved to http://h/x") as caught:
+            bucket.get("key")
+    assert "hush" not in str(caught.value)
+
+
+def test_an_endpoint_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for endpoint in ("nonsense", "http://me:hush@h"):
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(hf_api, "ENDPOINT", endpoint, raising=False)
+        with pytest.raises(Misuse, match="HF_ENDPOINT") as caught:
+            open_hub("hf://buckets/me/b")
+        assert "hush" not in str(caught.value)
+
+
+def test_a_closed_bucket(hub: HubProcess, bucket: HubBucket) -> None:
+    bucket.put("key", b"x")
+    bucket.close()
+    hub.reset()
+    calls: list[Callable[[], object]] = [
+        lambda: bucket.get("key"),
+        lambda: bucket.head("key"),
+        lambda: bucket.put("key", b"x"),
+        lambda: bucket.create("key", b"x"),
+        lambda: bucket.delete("key"),
+        lambda: list(bucket.list()),
+        lambda: bucket.watch("", lambda: None),
+    ]
+    for call in calls:
+        with pytest.raises(Misuse, match="is closed"):
+            call()
+    assert hub.stats()["requests"] == {}
 
 
 @pytest.mark.parametrize("fault", ["rate_limited", "unavailable"])
@@ -711,6 +862,22 @@ def test_a_watch_ends_at_once_and_with_the_bucket(hub: HubProcess, bucket: HubBu
     bucket.close()
     assert followers() == []
     assert time.monotonic() - started < 1
+
+
+def test_a_watch_ends_though_the_hub_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        bucket = open_hub(f"hf://buckets/me/b?endpoint=http://127.0.0.1:{silent.getsockname()[1]}")
+        end = bucket.watch("", lambda: None)
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(100).startswith(b"GET")
+            started = time.monotonic()
+            end()
+            assert time.monotonic() - started < 5
+    deadline = time.monotonic() + 10
+    while followers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert followers() == []
 
 
 def test_watching_a_bucket_yet_to_be_made(hub: HubProcess, bucket: HubBucket) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from thinwire.bucket import open_bucket
+from thinwire.bucket._hub_url import parse_hub_url
 from thinwire.bucket._objects_errors import Answer, judge, missing, read_answer
 from thinwire.bucket._objects_listing import Listing, by_key, listing_of
 from thinwire.bucket._objects_stores import settings, wants_boto3
@@ -123,6 +125,68 @@ def test_secrets_are_refused_and_not_repeated(url: str) -> None:
         open_bucket(url)
     assert "hush" not in str(caught.value).lower() + caught.value.hint.lower()
     assert caught.value.hint
+
+
+HUB_SECRETS = [
+    "hf://buckets/me/x?token=hf_hush",
+    "hf://buckets/me/x?sig=hush",
+    "hf://me:hf_hush@buckets/me/x",
+    "hf://hf_hush@buckets/me/x",
+    "hf://buckets/me:hf_hush@x/y",
+]
+
+
+@pytest.mark.parametrize("url", HUB_SECRETS)
+def test_a_hubs_secrets_neither(url: str) -> None:
+    with pytest.raises(Misuse, match="may not hold credentials") as caught:
+        parse_hub_url(url)
+    assert "hush" not in str(caught.value)
+    assert "HF_TOKEN" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hf://buckets/me/x?password_of_mine=hush",
+        "hf://buckets/me/x?mine=hush",
+        "hf://buckets/me/x?create=hub&gateway=hush",
+        "hf://buckets/me/x#hush",
+        "hf://buckets/me/x/a b?mine=hush",
+    ],
+)
+def test_a_malformed_hub_url_is_shown_without_its_query(url: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        parse_hub_url(url)
+    assert "hush" not in str(caught.value)
+
+
+CONTROL = {
+    "AWS_ACCESS_KEY_ID": "s3://bucket",
+    "AWS_SECRET_ACCESS_KEY": "s3://bucket",
+    "AWS_SESSION_TOKEN": "s3://bucket",
+    "AWS_REGION": "s3://bucket",
+    "AZURE_STORAGE_ACCOUNT_KEY": "az://container?account=store1",
+    "AZURE_STORAGE_TOKEN": "az://container?account=store1",
+    "GOOGLE_BEARER_TOKEN": "gs://bucket",
+}
+
+
+@pytest.mark.parametrize("character", ["\r", "\n", "\x7f"])
+@pytest.mark.parametrize("name", list(CONTROL))
+def test_a_variable_with_a_control_character(
+    credentials: pytest.MonkeyPatch, name: str, character: str
+) -> None:
+    credentials.setenv(name, f"hush{character}")
+    with pytest.raises(Misuse, match=name) as caught:
+        open_bucket(CONTROL[name])
+    assert "hush" not in str(caught.value) + caught.value.hint
+
+
+def test_variables_that_may_have_lines(credentials: pytest.MonkeyPatch) -> None:
+    credentials.setenv("AWS_SESSION_TOKEN", "x\n")
+    chosen = settings(parse_location("gs://bucket"), {"GOOGLE_SERVICE_ACCOUNT_KEY": "{\n}"})
+    assert chosen.store == "GCSStore"
+    open_bucket("gs://bucket").close()
 
 
 def test_an_unknown_option_is_answered_with_the_known() -> None:
@@ -345,3 +409,13 @@ def test_what_is_missing() -> None:
     assert missing(Answer(404, "NoSuchBucket", "")) == "bucket"
     assert missing(Answer(404, "", "")) == "either"
     assert missing(Answer(403, "NoSuchKey", "")) is None
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("names", [["run/a", "run/b"], ["run/a"], ["run/.a"], ["elsewhere"]])
+def test_a_page_that_comes_for_ever(names: list[str], in_order: bool) -> None:
+    pages = itertools.chain(itertools.repeat(names, 10_000))
+    found = ((name, 1) for page in pages for name in page)
+    with pytest.raises(BucketUnavailable, match=r"again|after"):
+        list(by_key(found, "run/", "", in_order=in_order))
+    assert next(found, None) is not None

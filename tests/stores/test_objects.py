@@ -17,7 +17,7 @@ import pytest
 
 from servers.liar import Liar, answer
 from servers.seaweed import SeaweedServer
-from thinwire.bucket import Bucket, ObjectInfo, objects, open_bucket
+from thinwire.bucket import Bucket, ObjectInfo, _objects_stores, objects, open_bucket
 from thinwire.bucket.objects import ObjectBucket, open_objects
 from thinwire.errors import (
     AccessDenied,
@@ -38,6 +38,12 @@ def run(bucket: Bucket, operation: str, key: str = "key") -> object:
     if operation == "list":
         return list(bucket.list(key))
     return OPERATIONS[operation](bucket, key)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SeaweedFS lets those who lose a race for a key wait for seconds, longer on a busy machine."""
+    monkeypatch.setitem(_objects_stores.TIMEOUTS, "ask", "60s")
 
 
 @pytest.fixture
@@ -211,6 +217,19 @@ def test_sizes_around_one_window(bucket: Bucket, large: bytes, size: int) -> Non
     bucket.put("key", memoryview(large)[:size])
     assert bucket.get("key") == large[:size]
     assert b"".join(bucket.stream("key")) == large[:size]
+
+
+def test_a_bucket_closed_while_it_is_read(
+    url: str, large: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "WINDOW", 1000)
+    bucket = open_objects(url)
+    bucket.put("key", large[:20_000])
+    pieces = bucket.stream("key")
+    next(pieces)
+    bucket.close()
+    with pytest.raises(Misuse, match="is closed"):
+        list(pieces)
 
 
 def test_an_object_replaced_while_it_is_read(bucket: Bucket, large: bytes) -> None:

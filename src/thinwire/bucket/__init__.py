@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
+from thinwire.bucket._objects_url import redacted
 from thinwire.bucket.base import (
     Bucket,
     Capabilities,
@@ -116,23 +117,27 @@ def _opened(url: str | os.PathLike[str] | Bucket) -> tuple[Bucket, bool]:
         return url, False
     location = os.fspath(url)
     if not isinstance(location, str) or not location or "\0" in location:
-        raise Misuse(f"not a bucket URL: {url!r}", hint=_known())
+        raise Misuse(f"not a bucket URL: {_shown(url)}", hint=_known())
     scheme = _SCHEME.match(location)
     if scheme is None:
         return LocalBucket(os.path.expanduser(location)), False
     name = scheme[1].lower()
     opener = _OPENERS.get(name)
     if opener is None:
-        raise Misuse(f"unknown bucket scheme {scheme[1]!r} in {location!r}", hint=_known())
+        raise Misuse(f"unknown bucket scheme {scheme[1]!r} in {_shown(url)}", hint=_known())
     if not location.startswith("//", scheme.end() - 1):
-        raise Misuse(f"not a bucket URL: {url!r}", hint="write URLs as text, with two slashes")
+        hint = "write URLs as text, with two slashes"
+        raise Misuse(f"not a bucket URL: {_shown(url)}", hint=hint)
     return opener(location), name not in ("file", "memory")
 
 
 def _open_local(url: str) -> Bucket:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise Misuse(f"not a local bucket: {error}", hint="write file:///absolute/path") from None
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path:
-        raise Misuse(f"not a local bucket: {url!r}", hint="write file:///absolute/path")
+        raise Misuse(f"not a local bucket: {redacted(url)!r}", hint="write file:///absolute/path")
     return LocalBucket(unquote(parts.path))
 
 
@@ -161,6 +166,11 @@ _OPENERS: dict[str, Callable[[str], Bucket]] = {
     "memory": _open_memory,
     "s3": _open_objects,
 }
+
+
+def _shown(url: object) -> str:
+    """``url`` for a message, without what may be a secret in it."""
+    return repr(redacted(os.fspath(url)) if isinstance(url, (str, os.PathLike)) else url)
 
 
 def _known() -> str:

@@ -14,7 +14,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import secrets
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -26,7 +28,11 @@ __all__ = ["Entry", "EntryFolder", "EntryWriter", "Lead"]
 _TAIL = struct.Struct(">8sQ32s")
 _MAGIC = b"twcache1"
 _BLOCK = 1 << 20
-_PASSING = (".tmp", ".lock")
+# The folder may hold files of others; these are the names of ours.
+_ENTRY = re.compile(r"[0-9a-f]{64}\.entry")
+_PASSING = re.compile(r"[0-9a-f]{64}\.(?:lock|[0-9a-f]{16}\.tmp)")
+# A FIFO does not block, and a symbolic link leads nowhere.
+_PLAIN = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_S = 3600.0
 
 
@@ -45,7 +51,7 @@ class EntryFolder:
         """The entry, if it is there and whole; a damaged one is removed."""
         path = self._file(name)
         try:
-            file = FileIO(path, "rb")
+            file = FileIO(os.open(path, os.O_RDONLY | _PLAIN), "rb")
         except OSError:
             return None
         with contextlib.suppress(OSError):
@@ -76,7 +82,7 @@ class EntryFolder:
         file = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o666)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(file)
@@ -101,10 +107,10 @@ class EntryFolder:
             for item in found:
                 with contextlib.suppress(OSError):
                     status = item.stat(follow_symlinks=False)
-                    if item.name.endswith(".entry"):
+                    if _ENTRY.fullmatch(item.name):
                         entries.append((status.st_mtime_ns, status.st_size, item.path))
                         total += status.st_size
-                    elif time.time() - status.st_mtime > _STALE_S and item.name.endswith(_PASSING):
+                    elif time.time() - status.st_mtime > _STALE_S and _PASSING.fullmatch(item.name):
                         os.unlink(item.path)
         for _, freed, path in sorted(entries):
             if total + size <= self.limit:
@@ -222,8 +228,9 @@ class Lead:
 
 def _checked(file: FileIO) -> int | None:
     """The object's size if the entry is whole."""
-    size = os.fstat(file.fileno()).st_size - _TAIL.size
-    if size < 0:
+    status = os.fstat(file.fileno())
+    size = status.st_size - _TAIL.size
+    if size < 0 or not stat.S_ISREG(status.st_mode):
         return None
     digest, left = hashlib.sha256(), size
     while left:

@@ -21,12 +21,18 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined, unused-ignore]
 )
 
 from thinwire.bucket._hub_errors import answered
+from thinwire.bucket._objects_url import check_endpoint, redacted
 from thinwire.errors import BucketUnavailable, Misuse
 
-__all__ = ["HubClient"]
+__all__ = ["HubClient", "json_of"]
 
 # Seconds to connect, between two pieces read, between two pieces written, for a free connection.
 TIMEOUT = (10.0, 30.0, 30.0, 30.0)
+
+BODY_LIMIT = 64 << 20
+"""Bytes of an answer that is not an object; a page of a listing is far smaller."""
+
+_OF_BODY = ("content-encoding", "content-length", "transfer-encoding")
 
 
 class HubClient:
@@ -38,6 +44,7 @@ class HubClient:
     def __init__(self, bucket_id: str, endpoint: str | None) -> None:
         self.bucket_id = bucket_id
         self._api = HfApi(endpoint=endpoint, library_name="thinwire")
+        check_endpoint(self._api.endpoint, "HF_ENDPOINT")
         self.bucket_url = f"{self._api.endpoint}/api/buckets/{bucket_id}"
 
     def headers(self) -> dict[str, str]:
@@ -50,11 +57,16 @@ class HubClient:
 
     def request(self, method: str, url: str, **options: Any) -> Any:
         """One request that does not follow redirects; its response, the body read."""
-        headers = {**self.headers(), **options.pop("headers", {})}
-        options = {"timeout": TIMEOUT, "follow_redirects": False, **options}
-        response = get_session().request(method, url, headers=headers, **options)
+        response = self._answer(method, url, **options)
         _accept(response)
         return response
+
+    def _answer(self, method: str, url: str, **options: Any) -> Any:
+        headers = {**self.headers(), **options.pop("headers", {})}
+        options = {"timeout": TIMEOUT, "follow_redirects": False, **options}
+        with get_session().stream(method, url, headers=headers, **options) as response:
+            # An answer to HEAD has no body, and its headers are of one that it does not send.
+            return response if method == "HEAD" else _held(response)
 
     @contextlib.contextmanager
     def stream(
@@ -71,9 +83,7 @@ class HubClient:
         with get_session().stream(
             "GET", url, headers=sent, follow_redirects=follow, timeout=timeout
         ) as response:
-            if response.is_error:
-                response.read()
-            _accept(response)
+            _accept(_held(response) if response.is_error else response)
             yield response
 
     def create_bucket(self) -> None:
@@ -100,12 +110,13 @@ class HubClient:
         """Paths that start with ``prefix`` and their sizes, page by page, in the Hub's order."""
         url = f"{self.bucket_url}/tree" + (f"/{quote(prefix, safe='')}" if prefix else "")
         query = {"recursive": "true"}
+        asked = [query]
         while True:
             response = self.request("GET", url, params=query)
             try:
                 entries = [
                     (str(entry["path"]), int(entry["size"]))
-                    for entry in _json(response)
+                    for entry in json_of(response)
                     if entry["type"] == "file"
                 ]
             except (KeyError, TypeError, ValueError) as error:
@@ -116,6 +127,9 @@ class HubClient:
                 return
             # Of the next page's address only the query is used: the token goes nowhere else.
             query = dict(parse_qsl(urlsplit(following).query, keep_blank_values=True))
+            if query in asked:
+                raise BucketUnavailable(f"{url} goes round in circles: a page came before")
+            asked.append(query)
 
     def _batch(self, operation: dict[str, Any]) -> str | None:
         """One operation in a batch of its own; what went wrong with it, or None.
@@ -123,20 +137,19 @@ class HubClient:
         A batch is no transaction: an answer of 200 may carry failures, and 422 says that all
         failed (huggingface_hub ``HfApi._batch_bucket_files``).
         """
-        headers = {**self.headers(), "Content-Type": "application/x-ndjson"}
+        headers = {"Content-Type": "application/x-ndjson"}
         content = json.dumps(operation).encode() + b"\n"
-        response = get_session().post(
-            f"{self.bucket_url}/batch",
-            headers=headers,
-            content=content,
-            timeout=TIMEOUT,
-            follow_redirects=False,
-        )
+        url = f"{self.bucket_url}/batch"
+        response = self._answer("POST", url, headers=headers, content=content)
         if response.status_code != 422:
             _accept(response)
-        answer = _json(response)
-        for failure in answer.get("failed", []):
-            return str(failure.get("error", "no reason given"))
+        answer = json_of(response)
+        failed = answer.get("failed") or [] if isinstance(answer, dict) else None
+        if not isinstance(failed, list):
+            raise BucketUnavailable(f"{url} answered with something else")
+        for failure in failed:
+            reason = failure.get("error") if isinstance(failure, dict) else failure
+            return str(reason or "no reason given")
         if response.status_code != 200 or not answer.get("success", True):
             raise answered(response, f"cannot change {operation['path']!r} in {self.bucket_id}")
         return None
@@ -150,14 +163,30 @@ def _accept(response: Any) -> None:
     """
     hf_raise_for_status(response)
     if response.is_redirect and "x-linked-size" not in response.headers:
-        place = response.headers.get("location")
+        place = redacted(response.headers.get("location", "nowhere"))
         raise Misuse(
-            f"{response.request.url} has moved to {place}",
+            f"{redacted(str(response.request.url))} has moved to {place}",
             hint="the bucket was renamed: use its new name",
         )
 
 
-def _json(response: Any) -> Any:
+def _held(response: Any) -> Any:
+    """The answer with its body in memory, which may not be of any size: the server chose it."""
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > BODY_LIMIT:
+            raise BucketUnavailable(f"{redacted(str(response.request.url))} answers without end")
+    headers = [
+        (name, value) for name, value in response.headers.multi_items() if name not in _OF_BODY
+    ]
+    return type(response)(
+        response.status_code, headers=headers, content=bytes(body), request=response.request
+    )
+
+
+def json_of(response: Any) -> Any:
+    """What an answer says. Raises: BucketUnavailable if that is no JSON."""
     try:
         return response.json()
     except ValueError as error:

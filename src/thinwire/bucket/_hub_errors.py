@@ -8,7 +8,9 @@ a token that may not see it, so neither says for certain that a bucket does not 
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -29,6 +31,7 @@ __all__ = ["answered", "is_refusal", "offline", "retry_after", "translated"]
 
 # Of httpx2, or of httpx below huggingface_hub 2: whichever the client uses.
 HTTPError: type[BaseException] = HfHubHTTPError.__bases__[0]
+InvalidURL: type[BaseException] = sys.modules[HTTPError.__module__.partition(".")[0]].InvalidURL
 
 _NO_TOKEN = "run `hf auth login` or set HF_TOKEN; without a token a private bucket looks missing"
 _BAD_TOKEN = "the Hub does not accept this token: run `hf auth login`"
@@ -37,8 +40,12 @@ _NO_BUCKET = (
     "check the URL; a private bucket looks missing to a token that may not see it, "
     "and the first publish creates a bucket of one's own"
 )
+_FULL = "large objects pass through a temporary folder: free some space, or set TMPDIR to another"
 
 _DENIED = re.compile(r"\b40[13] (Unauthorized|Forbidden)|permission denied|access denied", re.I)
+_NO_SPACE = re.compile(
+    r"no space left on device|disk quota exceeded|no usable temporary directory", re.I
+)
 _RATE_LIMIT = re.compile(r'"\w+"\s*;\s*r=0\s*;\s*t=(\d+)')
 
 
@@ -49,7 +56,7 @@ def translated(action: str, subject: str) -> Iterator[None]:
         yield
     except ThinwireError:
         raise
-    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (HTTPError, InvalidURL, OSError, OverflowError, RuntimeError, ValueError) as error:
         raise _classified(error, f"cannot {action} {subject}") from error
 
 
@@ -76,9 +83,18 @@ def _classified(error: BaseException, what: str) -> ThinwireError:
         return offline(what)
     if isinstance(error, HfHubHTTPError):
         return answered(error.response, what)
+    if _is_full(error):
+        return Misuse(f"{what}: {_first_line(error)}", hint=_FULL)
     if is_refusal(error):
         return AccessDenied(f"{what}: {_first_line(error)}", hint=_WEAK_TOKEN)
     return BucketUnavailable(f"{what}: {_first_line(error)}")
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether it is this host's disk that fails; hf_xet says so only in words."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return _NO_SPACE.search(str(error)) is not None
 
 
 def answered(response: Any, what: str) -> ThinwireError:
@@ -106,7 +122,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if value.isdecimal():
         return float(value)
     if value:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(OverflowError, ValueError):
             return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
     match = _RATE_LIMIT.search(headers.get("ratelimit", ""))
     return float(match[1]) if match else None

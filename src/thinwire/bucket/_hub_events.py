@@ -26,6 +26,7 @@ __all__ = ["Follower", "concerns", "parse_events"]
 # The server sends something every 30 s. Seconds, as in _hub_client.TIMEOUT.
 TIMEOUT = (10.0, 90.0, 10.0, 10.0)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+END_S = 1.0
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -71,7 +72,11 @@ class Follower:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop, and wait for the thread. Calling it twice, or from ``wake``, does no harm."""
+        """Stop, and wait for the thread. Calling it twice, or from ``wake``, does no harm.
+
+        A thread that has no answer yet cannot be woken. It is left behind: it is a daemon, its
+        connection has a time limit, and it calls ``wake`` no more.
+        """
         self._stop.set()
         if self._process != os.getpid():
             return  # the thread and its connection are the parent's
@@ -79,7 +84,7 @@ class Follower:
             if self._response is not None:
                 _disconnect(self._response)
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(END_S)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from thinwire.bucket._objects_url import check_endpoint
+from thinwire.bucket._objects_url import check_endpoint, names_a_secret, redacted, secret
 from thinwire.bucket.base import check_key
 from thinwire.errors import InvalidKey, Misuse
 
@@ -54,23 +54,29 @@ def parse_hub_url(url: str) -> HubLocation:
     Raises:
         Misuse: it is malformed, or has an option that does not exist.
     """
-    parts = urlsplit(url)
-    if parts.scheme.lower() != "hf" or parts.netloc != "buckets":
-        raise Misuse(f"not a Hub bucket: {url!r}", hint=_FORM)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise Misuse(f"not a bucket URL: {error}", hint=_FORM) from None
+    shown = redacted(url)
     namespace, _, rest = unquote(parts.path).strip("/").partition("/")
     name, _, prefix = rest.partition("/")
+    if "@" in parts.netloc + namespace:
+        raise secret("hf")
+    if parts.scheme.lower() != "hf" or parts.netloc != "buckets":
+        raise Misuse(f"not a Hub bucket: {shown!r}", hint=_FORM)
     if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name) or parts.fragment:
-        raise Misuse(f"not a Hub bucket: {url!r}", hint=_FORM)
+        raise Misuse(f"not a Hub bucket: {shown!r}", hint=_FORM)
     try:
         prefix = f"{check_key(prefix)}/" if prefix else ""
     except InvalidKey as error:
-        raise Misuse(f"not a usable prefix in {url!r}", hint=_FORM) from error
-    options = _options(url, parts.query)
+        raise Misuse(f"not a usable prefix in {shown!r}", hint=_FORM) from error
+    options = _options(shown, parts.query)
     create = options.get("create", "hub")
     if create not in ("hub", "s3"):
-        raise Misuse(f"create={create!r} in {url!r}", hint="use create=hub or create=s3")
+        raise Misuse(f"create={create!r} in {shown!r}", hint="use create=hub or create=s3")
     if "gateway" in options and create != "s3":
-        raise Misuse(f"a gateway without create=s3 in {url!r}", hint="add create=s3")
+        raise Misuse(f"a gateway without create=s3 in {shown!r}", hint="add create=s3")
     return HubLocation(
         url=url,
         namespace=namespace,
@@ -86,6 +92,8 @@ def _options(url: str, query: str) -> dict[str, str]:
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)
     unknown = sorted(options.keys() - set(_OPTIONS))
+    if any(names_a_secret(name) for name in unknown):
+        raise secret("hf")
     if unknown or len(options) != len(pairs):
         what = f"unknown options {', '.join(unknown)}" if unknown else "an option twice"
         raise Misuse(f"{what} in {url!r}", hint=f"known options: {', '.join(_OPTIONS)}")

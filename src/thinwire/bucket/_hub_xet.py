@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from huggingface_hub import is_offline_mode
 
-from thinwire.bucket._hub_client import HubClient
+from thinwire.bucket._hub_client import HubClient, json_of
 from thinwire.bucket._hub_errors import is_refusal, offline
 from thinwire.bucket.base import Data, iter_data
 from thinwire.errors import BucketUnavailable, Misuse
@@ -207,13 +207,15 @@ class XetStore:
         The Hub is asked by us and not by hf_xet, whose errors do not tell a missing bucket from
         a connection that failed.
         """
-        answer = self._client.request("GET", url).json()
+        answer = json_of(self._client.request("GET", url))
         try:
             access = _Access(
                 authorization, str(answer["casUrl"]), str(answer["accessToken"]), int(answer["exp"])
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise BucketUnavailable(f"{url} did not give a token") from error
+        if not 0 <= access.expires < 1 << 63:
+            raise BucketUnavailable(f"{url} gave a token that ends at no time")
         with self._lock:
             self._access[scope] = access
         return access

@@ -142,6 +142,11 @@ def judge(answer: Answer, action: Action, subject: str, location: Location) -> T
             f"cannot {action} {subject}: no usable credentials ({answer.reason})",
             hint=_CREDENTIALS[location.scheme],
         )
+    if status is None and "invalid path" in answer.reason:
+        return Misuse(
+            f"{what}; thinwire writes no such key",
+            hint="remove that object, or give the run a prefix of its own",
+        )
     if status is None or status >= 500 or status in (408, 425, 429) or code in _PASSING:
         if status == 501:
             return Misuse(what, hint="this store lacks what thinwire needs of it")

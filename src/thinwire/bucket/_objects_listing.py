@@ -17,6 +17,8 @@ from thinwire.errors import BucketUnavailable, InvalidKey
 
 __all__ = ["Listing", "by_key", "listing_of"]
 
+_REPORT = "report the store's name"
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -55,7 +57,8 @@ def by_key(
     """The objects under ``inside`` whose keys start with ``prefix``, in key order.
 
     Raises:
-        BucketUnavailable: ``in_order`` was promised and is not so.
+        BucketUnavailable: ``in_order`` was promised and is not so, or an object comes twice, as
+            when the same page comes for ever.
     """
     wanted = _wanted(found, inside, prefix, in_order)
     if in_order:
@@ -67,18 +70,21 @@ def _wanted(
     found: Iterator[tuple[str, int]], inside: str, prefix: str, in_order: bool
 ) -> Iterator[ObjectInfo]:
     last = ""
+    seen: set[str] = set()
     for path, size in found:
+        if path in seen:
+            raise BucketUnavailable(f"the store lists {path!r} again", hint=_REPORT)
+        if in_order:
+            seen.clear()  # one that comes again comes next, or out of order
+        seen.add(path)
         if not path.startswith(inside):
             continue
         key = path[len(inside) :]
-        if in_order:
-            if key < last:
-                raise BucketUnavailable(
-                    f"the store lists {key!r} after {last!r}", hint="report the store's name"
-                )
-            last = key
-            if key > prefix and not key.startswith(prefix):
-                return
+        if in_order and key < last:
+            raise BucketUnavailable(f"the store lists {key!r} after {last!r}", hint=_REPORT)
+        last = key
+        if in_order and key > prefix and not key.startswith(prefix):
+            return
         if key.startswith(prefix) and _is_key(key):
             yield ObjectInfo(key, size)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -50,6 +51,9 @@ _ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL",),
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
 }
+_VARIABLES = {"az": "AZURE_", "gs": "GOOGLE_", "s3": "AWS_"}
+_OF_LINES = ("GOOGLE_SERVICE_ACCOUNT_KEY",)  # JSON
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _AZURE_ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 # Where credentials are said to be, in whole: then no file is looked at.
 _AWS_EXPLICIT = (
@@ -84,6 +88,7 @@ def settings(location: Location, environment: Mapping[str, str]) -> Settings:
     Raises:
         Misuse: something is missing or malformed.
     """
+    _check_variables(location, environment)
     endpoint = _endpoint(location, environment)
     allow_http = endpoint is not None and endpoint.startswith("http://")
     config: dict[str, Any] = {}
@@ -183,6 +188,18 @@ def _endpoint(location: Location, environment: Mapping[str, str]) -> str | None:
         if environment.get(name):
             return check_endpoint(environment[name], name)
     return None
+
+
+def _check_variables(location: Location, environment: Mapping[str, str]) -> None:
+    """obstore panics at a secret that no HTTP header can hold, such as one with a line's end."""
+    for name, value in environment.items():
+        if not name.startswith(_VARIABLES[location.scheme]) or name in _OF_LINES:
+            continue
+        if _CONTROL.search(value):
+            raise Misuse(
+                f"{name} holds a line's end or another control character",
+                hint="set it again without: a file with Windows line ends leaves one behind",
+            )
 
 
 def _account(location: Location, environment: Mapping[str, str]) -> str:

@@ -14,7 +14,15 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from thinwire.bucket.base import check_key
 from thinwire.errors import Misuse
 
-__all__ = ["OPTIONS", "Location", "check_endpoint", "parse_location"]
+__all__ = [
+    "OPTIONS",
+    "Location",
+    "check_endpoint",
+    "names_a_secret",
+    "parse_location",
+    "redacted",
+    "secret",
+]
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "az": ("account", "anonymous", "endpoint"),
@@ -39,10 +47,13 @@ _VALUES = {
     "profile": re.compile(r"[^\0-\x1f]{1,100}"),
     "region": re.compile(r"[a-z0-9-]{1,40}"),
 }
+_USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:/*)[^/]*@")
+_SECRET_WORDS = ("key", "secret", "token", "sas", "sig", "password", "credential")
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _ENVIRONMENT = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "hf": "HF_TOKEN",
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
 }
 
@@ -94,7 +105,7 @@ def parse_location(url: str) -> Location:
     if scheme not in OPTIONS:
         raise Misuse(f"not an object store's URL: it starts with {parts.scheme[:20]!r}")
     if "@" in parts.netloc:
-        raise _secret(scheme)
+        raise secret(scheme)
     if not _NAMES[scheme].fullmatch(parts.netloc):
         what = "container" if scheme == "az" else "bucket"
         raise Misuse(
@@ -134,8 +145,8 @@ def _options(scheme: str, query: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
-            if any(word in name.lower() for word in ("key", "secret", "token", "sas", "password")):
-                raise _secret(scheme)
+            if names_a_secret(name):
+                raise secret(scheme)
             raise Misuse(
                 f"unknown option {name!r} in a {scheme}:// URL",
                 hint=f"known options: {', '.join(known)}",
@@ -158,7 +169,18 @@ def _value(name: str, value: str) -> str:
     return "true" if _FLAGS[value.lower()] else "false"
 
 
-def _secret(scheme: str) -> Misuse:
+def redacted(url: str) -> str:
+    """``url`` as it may be shown: without user, password, query and fragment."""
+    return _USER.sub(r"\1", re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def names_a_secret(option: str) -> bool:
+    """Whether an option that does not exist looks as if its value were a secret."""
+    return any(word in option.lower() for word in _SECRET_WORDS)
+
+
+def secret(scheme: str) -> Misuse:
+    """The error for a URL with credentials in it."""
     return Misuse(
         f"a {scheme}:// URL may not hold credentials: URLs end up in logs",
         hint=f"set {_ENVIRONMENT[scheme]} in the environment",

@@ -5,7 +5,8 @@ and the commits are always read from the store, or a rewritten history would go 
 
 Several threads and processes may share the folder. One of those that want the same object
 fetches it and the others wait for its copy, as long as more of it keeps coming; when nothing has
-come for a few seconds they fetch it themselves. That is a courtesy, not a promise.
+come for a few seconds, or it is not there after a minute, they fetch it themselves. That is a
+courtesy, not a promise.
 
 The cache cannot fail: with a full disk or a folder that may not be written everything passes
 through. What it holds is checked by its own SHA-256 at every use, and a delta also by the hash in
@@ -31,6 +32,7 @@ __all__ = ["CachedBucket", "named_by_content"]
 
 _NAMED = re.compile(r"deltas/[0-9]{10}-([0-9a-f]{32})\.safetensors")
 _LOOK_S = 0.02
+_LONGEST_WAIT_S = 60.0
 
 
 def named_by_content(key: str) -> bool:
@@ -130,6 +132,7 @@ class CachedBucket(WrappedBucket):
     def _wait_for_lead(self, name: str) -> Lead | None:
         """The lead, or None if another has it and nothing came for too long."""
         seen, since = None, time.monotonic()
+        end = since + _LONGEST_WAIT_S
         while True:
             lead = self._entries.lead(name)
             if lead is not None:
@@ -138,6 +141,8 @@ class CachedBucket(WrappedBucket):
             if pulse != seen:
                 seen, since = pulse, time.monotonic()
             elif time.monotonic() - since > self._patience:
+                return None
+            if time.monotonic() > end:
                 return None
             time.sleep(_LOOK_S)
 

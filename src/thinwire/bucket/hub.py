@@ -10,10 +10,11 @@ there before it, and an object is whole or absent.
 
 **What** ``create`` **promises** depends on the URL:
 
-* By default it looks first and then writes, since the Hub's own API has no conditional write.
-  One writer at a time is safe. Of two writers that create the same key within the same
-  moment both may believe they did, and the later one's object stays; the publisher's chain
-  check then finds out, but only afterwards. ``capabilities.create_only`` is false.
+* By default it uploads the content, looks, and then gives the content its name, since the Hub's own
+  API has no conditional write. One writer at a time is safe. Of two writers that create the same
+  key within the time of that last request both may believe they did, and the later one's object
+  stays; the publisher's chain check then finds out, but only afterwards.
+  ``capabilities.create_only`` is false.
 * With ``?create=s3`` an object of up to 16 MiB, which every commit is, is created through the
   Hub's S3 gateway on the condition that there is none: exactly one of any number of writers wins.
   ``capabilities.create_only`` is true. It needs S3 keys beside the Hub token (``AWS_ACCESS_KEY_ID``
@@ -59,6 +60,7 @@ from thinwire.errors import (
     BucketUnavailable,
     InvalidKey,
     KeyNotFound,
+    Misuse,
 )
 
 __all__ = ["HubBucket", "open_hub"]
@@ -68,6 +70,7 @@ SMALL = 8 << 20
 a time."""
 
 _SEGMENT = r"[A-Za-z0-9_@=+-][A-Za-z0-9._@=+-]*"
+_SIZE = re.compile(r"[0-9]{1,18}")
 _KEY_START = re.compile(rf"(?:{_SEGMENT}/)*(?:{_SEGMENT})?")
 
 
@@ -91,6 +94,7 @@ class HubBucket(Bucket):
         self._gateway = Gateway(location) if location.create == "s3" else None
         self._followers: set[Follower] = set()
         self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -126,6 +130,7 @@ class HubBucket(Bucket):
             return ObjectInfo(key, _resolved(answer)[0])
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        self._require_open()
         wanted = self.location.prefix + check_prefix(prefix)
         with translated("list", self.url):
             if _KEY_START.fullmatch(prefix):
@@ -146,15 +151,14 @@ class HubBucket(Bucket):
         self._in_bucket(f"{key!r} in {self.url}", lambda: self._write(path, data))
 
     def create(self, key: str, data: Data) -> None:
-        check_key(key)
+        self._path(key)
         if self._gateway is not None and data_size(data) <= GATEWAY_LIMIT:
             gateway = self._gateway
             self._in_bucket(f"{key!r} in {self.url}", lambda: gateway.create(key, data))
             return
-        with contextlib.suppress(KeyNotFound, BucketNotFound):
-            self.head(key)
-            raise AlreadyExists(f"{key!r} already exists in {self.url}")
-        self.put(key, data)
+        if data_size(data) > SMALL:  # what is there already need not be uploaded
+            self._require_free(key)
+        self._in_bucket(f"{key!r} in {self.url}", lambda: self._create(key, data))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -169,6 +173,7 @@ class HubBucket(Bucket):
     # --- the surroundings ------------------------------------------------------------------
 
     def watch(self, prefix: str, wake: Callable[[], None]) -> Callable[[], None]:
+        self._require_open()
         follower = Follower(self._client, self.location.prefix + check_prefix(prefix), wake)
         with self._lock:
             self._followers.add(follower)
@@ -181,6 +186,7 @@ class HubBucket(Bucket):
         return end
 
     def close(self) -> None:
+        self._closed = True
         with self._lock:
             followers, self._followers = self._followers, set()
         for follower in followers:
@@ -190,11 +196,27 @@ class HubBucket(Bucket):
 
     # --- inside ----------------------------------------------------------------------------
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Misuse(f"the bucket {self.url} is closed", hint="open it again")
+
     def _path(self, key: str) -> str:
+        self._require_open()
         return self.location.prefix + check_key(key)
 
     def _write(self, path: str, data: Data) -> None:
         self._client.put_file(path, self._xet.upload(data))
+
+    def _create(self, key: str, data: Data) -> None:
+        """Look as late as possible: only the naming is left to do, which is one request."""
+        xet_hash = self._xet.upload(data)
+        self._require_free(key)
+        self._client.put_file(self._path(key), xet_hash)
+
+    def _require_free(self, key: str) -> None:
+        with contextlib.suppress(KeyNotFound, BucketNotFound):
+            self.head(key)
+            raise AlreadyExists(f"{key!r} already exists in {self.url}")
 
     def _in_bucket(self, subject: str, write: Callable[[], None]) -> None:
         """Write; if there is no bucket yet, make it and write once more."""
@@ -216,7 +238,7 @@ def _resolved(answer: Any) -> tuple[int, str | None, str | None]:
     headers = answer.headers
     elsewhere = headers.get("location") if answer.is_redirect else None
     size = headers.get("x-linked-size") or (None if elsewhere else headers.get("content-length"))
-    if size is None or not size.isdecimal():
+    if size is None or not _SIZE.fullmatch(size):
         raise BucketUnavailable(f"{answer.request.url} did not say how large the object is")
     return int(size), headers.get("x-xet-hash"), elsewhere
 
@@ -230,7 +252,9 @@ def _whole(pieces: Iterable[bytes], size: int, subject: str) -> Iterator[bytes]:
     came = 0
     for piece in pieces:
         came += len(piece)
-        if piece and came <= size:
+        if came > size:
+            break
+        if piece:
             yield piece
     if came != size:
         raise BucketUnavailable(f"{came} of {size} bytes of {subject} came")

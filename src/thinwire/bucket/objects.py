@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ from thinwire.errors import (
     AlreadyExists,
     BucketUnavailable,
     KeyNotFound,
+    Misuse,
     ThinwireError,
 )
 
@@ -92,6 +93,7 @@ class ObjectBucket(Bucket):
         self.location = location
         self.url = location.url
         self._exists = False
+        self._closed = False
         self._connections: list[_Connection] = []
 
     # --- reading ---------------------------------------------------------------------------
@@ -140,10 +142,16 @@ class ObjectBucket(Bucket):
         if wanted is not None:
             pages = self._pages(connection, wanted)
             yield from by_key(pages, inside, prefix, in_order=in_order)
+            return
+        # No key starts like this, but a missing bucket is an error all the same.
+        with self._translated("list", self.url):
+            doubt = self._doubt(self.location.prefix)
+        if doubt is not None:
+            raise doubt
 
     def _pages(self, connection: _Connection, wanted: Listing) -> Iterator[tuple[str, int]]:
         folder = wanted.folder or None
-        with self._translated("list", self.url, ""):
+        with self._translated("list", self.url):
             pages = connection.native.calls.list(
                 connection.store, folder, offset=wanted.offset, chunk_size=1000
             )
@@ -154,6 +162,7 @@ class ObjectBucket(Bucket):
             self._exists = True
 
     def close(self) -> None:
+        self._closed = True
         pid = os.getpid()
         for connection in self._connections:
             if connection.pid == pid:
@@ -166,7 +175,11 @@ class ObjectBucket(Bucket):
     def _read(self, key: str) -> tuple[Any, Iterator[Any]]:
         """The first block of an object, and the others, which are on their way by then."""
         with self._calls("read", key) as (connection, path):
-            block, size, tag = self._first_block(connection, path)
+            answer, in_ranges = self._first_answer(connection, path)
+            size, tag = answer.meta["size"], answer.meta["e_tag"]
+            if not in_ranges:
+                return memoryview(b""), self._in_one_go(answer, key)
+            block = _whole(answer, 0, min(size, WINDOW), size, key)
         if len(block) == size:
             return block, iter(())
 
@@ -177,9 +190,41 @@ class ObjectBucket(Bucket):
                 return _whole(answer, start, stop, size, key)
 
         ranges = spans(len(block), size, WINDOW)
-        return block, read_ahead(read, ranges, connection.workers, CONCURRENCY)
+        with self._until_closed():
+            rest = read_ahead(read, ranges, connection.workers, CONCURRENCY)
+        return block, self._in_turn(rest)
 
-    def _first_block(self, connection: _Connection, path: str) -> tuple[Any, int, str]:
+    def _in_turn(self, blocks: Iterator[Any]) -> Iterator[Any]:
+        with self._until_closed():
+            yield from blocks
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """What the workers say when they were sent away, as an error of whoever did that."""
+        try:
+            yield
+        except (CancelledError, RuntimeError):
+            if self._closed:
+                raise self._is_closed() from None
+            raise
+
+    def _is_closed(self) -> Misuse:
+        return Misuse(f"the bucket {self.url} is closed", hint="open it again")
+
+    def _in_one_go(self, answer: Any, key: str) -> Iterator[memoryview]:
+        """An object from one answer, of which no more is held than a piece."""
+        size, came = answer.meta["size"], 0
+        with self._calls("read", key):
+            for piece in answer.stream(min_chunk_size=_LITTLE):
+                came += len(piece)
+                if came > size:
+                    break
+                yield memoryview(piece)
+        if came != size:
+            raise BucketUnavailable(f"{key!r}: {came} of {size} bytes came", hint="try again")
+
+    def _first_answer(self, connection: _Connection, path: str) -> tuple[Any, bool]:
+        """An answer to read from, and whether it is of the object's first range only."""
         get = connection.native.calls.get
         try:
             answer = get(connection.store, path, options={"range": (0, WINDOW)})
@@ -188,16 +233,11 @@ class ObjectBucket(Bucket):
             said = read_answer(error)
             if said.status != 416 and "non-partial" not in said.reason:
                 raise
-            answer = get(connection.store, path)
-            size = answer.meta["size"]
-            return _whole(answer, 0, size, size, path), size, ""
-        size, tag = answer.meta["size"], answer.meta["e_tag"]
-        if not tag and size > WINDOW:
+            return get(connection.store, path), False
+        if not answer.meta["e_tag"] and answer.meta["size"] > WINDOW:
             # Without a tag two ranges could be of two objects, so it is read in one go.
-            answer = get(connection.store, path)
-            size = answer.meta["size"]
-            return _whole(answer, 0, size, size, path), size, ""
-        return _whole(answer, 0, min(size, WINDOW), size, path), size, tag
+            return get(connection.store, path), False
+        return answer, True
 
     def _write(self, action: Action, key: str, data: Data) -> None:
         size = data_size(data)
@@ -228,13 +268,19 @@ class ObjectBucket(Bucket):
         self._exists = True
 
     @contextlib.contextmanager
-    def _translated(self, action: Action, subject: str, path: str) -> Iterator[None]:
+    def _translated(self, action: Action, subject: str, path: str = "") -> Iterator[None]:
         try:
             yield
         except ThinwireError:
             raise
         except native().errors as error:
             raise self._meaning(error, action, subject, path) from None
+        except BaseException as error:
+            # pyo3's, for a panic in the Rust code; it is no Exception and cannot be imported.
+            if type(error).__name__ != "PanicException":
+                raise
+            what = f"cannot {'read' if action == 'head' else action} {subject}: obstore panicked"
+            raise Misuse(what, hint="check the store's settings and credentials") from None
 
     def _meaning(self, error: Exception, action: Action, subject: str, path: str) -> ThinwireError:
         answer = read_answer(error)
@@ -274,6 +320,8 @@ class ObjectBucket(Bucket):
         return None
 
     def _connection(self) -> _Connection:
+        if self._closed:
+            raise self._is_closed()
         pid = os.getpid()
         connections = self._connections
         if connections and connections[-1].pid == pid:
@@ -284,7 +332,7 @@ class ObjectBucket(Bucket):
 
     def _connect(self, pid: int) -> _Connection:
         here = native()
-        with self._translated("read", self.url, ""):
+        with self._translated("read", self.url):
             store, chosen = make_store(here, self.location)
             asking, _ = make_store(here, self.location, "ask")
         workers = ThreadPoolExecutor(2 * CONCURRENCY, thread_name_prefix="thinwire-read")
@@ -293,7 +341,9 @@ class ObjectBucket(Bucket):
 
 def _whole(answer: Any, start: int, stop: int, size: int, key: str) -> memoryview:
     """The bytes of an answer, if they are the range that was asked for."""
-    block = memoryview(answer.bytes())
+    # No more is taken than was asked for, whatever comes: the first piece holds it all.
+    pieces = iter(answer.stream(min_chunk_size=max(stop - start, 1)))
+    block = memoryview(next(pieces, b""))
     if len(block) != stop - start or tuple(answer.range) != (start, stop):
         raise BucketUnavailable(
             f"{key!r}: asked for bytes {start} to {stop}, got {len(block)} bytes", hint="try again"

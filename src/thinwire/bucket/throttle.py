@@ -3,7 +3,10 @@
 Both directions draw on one allowance, shared by all threads that use the bucket:
 
 * **Downloads** are paced while they run: pieces are small, and each is paid for before the next
-  is asked for, so the connection itself is slowed down.
+  is taken. The store's client fetches ahead of that, at the line's speed, by a bounded amount: an
+  object store up to ``WINDOW`` times ``CONCURRENCY`` bytes of ``thinwire.bucket.objects``, the Hub
+  a whole object where it comes through the Xet store. So the average holds, and a smaller object
+  is a burst.
 * **Uploads** are paid for before they begin and then go at the line's speed: a store takes its
   data in one call. The average holds, over a version or a shard; a single upload is a burst.
 

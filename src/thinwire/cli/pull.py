@@ -38,6 +38,13 @@ __all__ = ["pull"]
     help="With --follow: seconds between looks.",
 )
 @click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=86400.0,
+    metavar="SECONDS",
+    help="With --follow: bear a bucket that does not answer for so long, by default for a day.",
+)
+@click.option(
     "--bandwidth", type=size_option, metavar="SIZE", help="At most so much per second, as in 20MB."
 )
 @click.option(
@@ -55,6 +62,7 @@ def pull(
     adopt: bool,
     base: Path | None,
     poll: float,
+    patience: float,
     bandwidth: int | None,
     cache: Path | None,
     as_json: bool,
@@ -82,7 +90,7 @@ def pull(
         Replica(store, mirror, adopt=adopt, base=base, progress=bar) as replica,
     ):
         if follow:
-            for update in replica.follow(poll=poll, until=version):
+            for update in replica.follow(poll=poll, until=version, patience=patience):
                 bar.clear()
                 _show(_described(update), as_json)
             return
