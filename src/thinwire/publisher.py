@@ -131,7 +131,9 @@ class Publisher:
         self._closed = False
         self._baseline: list[Bits] = []
         self._digests: list[TensorDigest] = []
-        self._run, weights, created = self._open_run(source, dtype, resume, checked_base(base))
+        self._run, weights, created = self._open_run(
+            source, dtype, resume, checked_base(base), None if assets is None else Path(assets)
+        )
         self._tip: Tip = self._run.tip
         self._full_bytes, self._elements = self.schema.nbytes, self.schema.numel
         head = None if created else self._chain.sure_head()
@@ -161,7 +163,12 @@ class Publisher:
     # --- starting -----------------------------------------------------------------------
 
     def _open_run(
-        self, source: Source, dtype: ServingDtype, resume: str, base: str
+        self,
+        source: Source,
+        dtype: ServingDtype,
+        resume: str,
+        base: str,
+        assets: Path | None,
     ) -> tuple[RunInfo, Weights, bool]:
         """The run that exists or a new one, the weights under its schema, and whether it is new."""
         try:
@@ -176,6 +183,12 @@ class Publisher:
             _check_dtype(dtype, run.schema)
             return run, Weights.matching(source, run.schema), False
         weights = Weights.of(source, dtype=dtype)
+        if assets is not None and not assets.is_dir():
+            # told before there is a run
+            raise Misuse(
+                f"assets={str(assets)!r} is not a folder",
+                hint="pass the folder with config and tokenizer, or leave it out",
+            )
         run = RunInfo(new_nonce(), self._writer, weights.schema, base, _now_ms())
         outcome = create_record(self._bucket, keys.RUN, run.encode())
         if outcome is Outcome.LOST:
@@ -466,7 +479,11 @@ def _check_dtype(dtype: ServingDtype, schema: Schema) -> None:
     if names_one(dtype) and len(schema):
         wanted = as_dtype(dtype)
         if all(spec.dtype != wanted for spec in schema):
-            raise SchemaMismatch(f"the run has no tensor served as {wanted}")
+            served = ", ".join(sorted({spec.dtype.name for spec in schema}))
+            raise SchemaMismatch(
+                f"the run is served as {served}, not as {wanted}",
+                hint=f"leave the dtype out, or publish as {wanted} under a new prefix",
+            )
 
 
 def _now_ms() -> int:

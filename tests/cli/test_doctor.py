@@ -345,15 +345,15 @@ def test_the_estimate() -> None:
     low, high = estimate(2_000_000_000, speed, Prices())
     assert (low["payload_bytes"], high["payload_bytes"]) == (4_500_000, 9_000_000)
     assert low["publish_s"] == pytest.approx(4.501 + 4 * 0.1)
-    assert low["pull_s"] == pytest.approx(0.4501 + 6 * 0.1)
-    assert low["requests"] == {"publish": 4, "pull": 6}
+    assert low["pull_s"] == pytest.approx(0.4501 + 4 * 0.1)
+    assert low["requests"] == {"publish": 4, "pull": 4}
     assert low["cost"] is None
 
 
 def test_the_cost() -> None:
     (low, _) = estimate(2_000_000_000, None, Prices(put=5.0, get=0.4, egress_gb=0.09))
     assert low["cost"]["publisher"] == pytest.approx(2 * 5.0 + 2 * 0.4)
-    assert low["cost"]["replica"] == pytest.approx(6 * 0.4 + 4.501 * 0.09)
+    assert low["cost"]["replica"] == pytest.approx(4 * 0.4 + 4.501 * 0.09)
     assert low["cost"]["without"] == []
 
 

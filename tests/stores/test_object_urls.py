@@ -419,3 +419,10 @@ def test_a_page_that_comes_for_ever(names: list[str], in_order: bool) -> None:
     with pytest.raises(BucketUnavailable, match=r"again|after"):
         list(by_key(found, "run/", "", in_order=in_order))
     assert next(found, None) is not None
+
+
+def test_keys_do_not_go_to_the_public_gateway_of_another_hub() -> None:
+    url = "hf://buckets/me/runs?create=s3&endpoint=http://127.0.0.1:1"
+    with pytest.raises(Misuse, match="needs to know its S3 gateway"):
+        open_bucket(url)
+    open_bucket(f"{url}&gateway=http://127.0.0.1:1/s3")

@@ -45,6 +45,7 @@ class HubClient:
         self.bucket_id = bucket_id
         self._api = HfApi(endpoint=endpoint, library_name="thinwire")
         check_endpoint(self._api.endpoint, "HF_ENDPOINT")
+        self.endpoint: str = self._api.endpoint
         self.bucket_url = f"{self._api.endpoint}/api/buckets/{bucket_id}"
 
     def headers(self) -> dict[str, str]:

@@ -34,7 +34,10 @@ HTTPError: type[BaseException] = HfHubHTTPError.__bases__[0]
 InvalidURL: type[BaseException] = sys.modules[HTTPError.__module__.partition(".")[0]].InvalidURL
 
 _NO_TOKEN = "run `hf auth login` or set HF_TOKEN; without a token a private bucket looks missing"
-_BAD_TOKEN = "the Hub does not accept this token: run `hf auth login`"
+_BAD_TOKEN = (
+    "the Hub does not accept this token: correct or unset HF_TOKEN if it is set, which wins over a "
+    "login; else run `hf auth login`"
+)
 _WEAK_TOKEN = "this token may not do that: use one with write access to the namespace"
 _NO_BUCKET = (
     "check the URL; a private bucket looks missing to a token that may not see it, "

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from thinwire.bucket._hub_url import HubLocation
+from thinwire.bucket._hub_url import GATEWAY, HubLocation
 from thinwire.bucket._objects_stores import wants_boto3
 from thinwire.bucket._objects_url import Location
 from thinwire.bucket.base import Data
 from thinwire.bucket.objects import ObjectBucket
-from thinwire.errors import AccessDenied
+from thinwire.errors import AccessDenied, Misuse
 
-__all__ = ["GATEWAY_LIMIT", "Gateway"]
+__all__ = ["GATEWAY_LIMIT", "Gateway", "gateway_of"]
+
+PUBLIC_HUB = "https://huggingface.co"
 
 GATEWAY_LIMIT = 16 << 20
 """Bytes up to which an object is created through the gateway: it goes in one request."""
@@ -28,11 +30,29 @@ _KEYS = (
 )
 
 
-class Gateway:
-    """The place that ``location`` names, as S3."""
+def gateway_of(location: HubLocation, endpoint: str) -> str:
+    """The gateway's address.
 
-    def __init__(self, location: HubLocation) -> None:
-        endpoint = f"{location.gateway}/{location.namespace}"
+    Args:
+        endpoint: the Hub's.
+
+    Raises:
+        Misuse: it is not the public Hub, and no gateway is named: S3 keys for one place must not
+            go to another.
+    """
+    if location.gateway is None and endpoint.rstrip("/") != PUBLIC_HUB:
+        raise Misuse(
+            f"create=s3 with the Hub at {endpoint} needs to know its S3 gateway",
+            hint="add gateway=…, or leave create=s3 out",
+        )
+    return location.gateway or GATEWAY
+
+
+class Gateway:
+    """The place that ``location`` names, as S3 at ``gateway``."""
+
+    def __init__(self, location: HubLocation, gateway: str) -> None:
+        endpoint = f"{gateway}/{location.namespace}"
         self._location = Location(
             "s3",
             location.name,

@@ -31,7 +31,7 @@ class HubLocation:
         prefix: what every key starts with: empty, or ends with a slash.
         create: how ``create`` keeps from replacing: the Hub's own API, or its S3 gateway.
         endpoint: the Hub's address; None means huggingface_hub's own.
-        gateway: the S3 gateway's address, without the namespace.
+        gateway: the S3 gateway's address, without the namespace; None: the public Hub's.
     """
 
     url: str
@@ -40,7 +40,7 @@ class HubLocation:
     prefix: str = ""
     create: Literal["hub", "s3"] = "hub"
     endpoint: str | None = None
-    gateway: str = GATEWAY
+    gateway: str | None = None
 
     @property
     def bucket_id(self) -> str:
@@ -84,7 +84,7 @@ def parse_hub_url(url: str) -> HubLocation:
         prefix=prefix,
         create="s3" if create == "s3" else "hub",
         endpoint=_address(options, "endpoint"),
-        gateway=_address(options, "gateway") or GATEWAY,
+        gateway=_address(options, "gateway"),
     )
 
 

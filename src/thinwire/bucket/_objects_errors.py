@@ -84,7 +84,8 @@ _CREDENTIALS = {
 _DENIED = {
     "read": "check the credentials and what they may read; without permission to list, "
     "some stores say this of a missing key as well",
-    "write": "check the credentials and what they may write",
+    "write": "check the credentials and what they may write, and that the bucket exists: "
+    "some stores say this of one that does not",
     "list": "check the credentials: listing is a permission of its own",
 }
 _NEVER_READ_AS_EMPTY = "check the URL; a bucket is made with its provider's own tools"

@@ -25,7 +25,8 @@ there before it, and an object is whole or absent.
 
 ============  ==================================================================================
 ``create``    ``hub`` (the default) or ``s3``, as above
-``gateway``   the S3 gateway's address without namespace; ``https://s3.hf.co`` by default
+``gateway``   the S3 gateway's address without namespace; ``https://s3.hf.co`` by default for
+              the public Hub
 ``endpoint``  the Hub's address; by default huggingface_hub's, which reads ``HF_ENDPOINT``
 ============  ==================================================================================
 """
@@ -41,7 +42,7 @@ from typing import Any
 from thinwire.bucket._hub_client import HubClient
 from thinwire.bucket._hub_errors import translated
 from thinwire.bucket._hub_events import Follower
-from thinwire.bucket._hub_gateway import GATEWAY_LIMIT, Gateway
+from thinwire.bucket._hub_gateway import GATEWAY_LIMIT, Gateway, gateway_of
 from thinwire.bucket._hub_url import HubLocation, parse_hub_url
 from thinwire.bucket._hub_xet import XetStore
 from thinwire.bucket.base import (
@@ -91,7 +92,9 @@ class HubBucket(Bucket):
         self.url = location.url
         self._client = HubClient(location.bucket_id, location.endpoint)
         self._xet = XetStore(self._client)
-        self._gateway = Gateway(location) if location.create == "s3" else None
+        self._gateway = None
+        if location.create == "s3":
+            self._gateway = Gateway(location, gateway_of(location, self._client.endpoint))
         self._followers: set[Follower] = set()
         self._lock = threading.Lock()
         self._closed = False

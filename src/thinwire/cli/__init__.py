@@ -52,5 +52,5 @@ _EXITS = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in MEANINGS.items
 def main(traceback: bool) -> None:
     """LLM weight updates as tiny, bit-exact deltas through an object store.
 
-    A BUCKET is a folder's path or a URL such as file:///data/run1.
+    A BUCKET is a folder's path or a URL: hf://buckets/…, s3://…, gs://…, az://…
     """

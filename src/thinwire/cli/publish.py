@@ -125,6 +125,12 @@ def publish(
         emit(document)
     else:
         click.echo(_sentence(document, store.url))
+    if stats is None and dtype is None and any(spec.dtype.name == "F32" for spec in schema):
+        click.echo(
+            "note: the run serves fp32, of which nearly every weight changes at every step; "
+            "--dtype bf16 makes deltas small",
+            err=True,
+        )
 
 
 def payload_bytes(bucket: Bucket, commit: Commit) -> int | None:

@@ -21,8 +21,9 @@ COMMIT_BYTES = 1000
 PUBLISH = {"create": 2, "head": 1, "get": 1}
 """Requests of one publish: payload, its presence, the last commit still there, the new commit."""
 
-PULL = {"head": 4, "get": 2}
-"""Requests of a follower per version, plus one HEAD for each look that finds nothing new."""
+PULL = {"head": 2, "get": 2}
+"""Requests of a follower per version: the next one and the one after, commit, payload. A look
+that finds nothing new is one HEAD more."""
 
 VERSIONS = 1000
 
