@@ -31,7 +31,7 @@ from thinwire.bucket import _hub_client
 from thinwire.bucket._hub_errors import retry_after, translated
 from thinwire.bucket._hub_events import concerns, parse_events
 from thinwire.bucket._hub_gateway import GATEWAY_LIMIT
-from thinwire.bucket._hub_url import GATEWAY, parse_hub_url
+from thinwire.bucket._hub_url import parse_hub_url
 from thinwire.bucket.hub import SMALL, HubBucket, _whole, open_hub
 from thinwire.errors import (
     AccessDenied,
@@ -150,7 +150,7 @@ class TestHubBucketWithGateway(BucketConformance):
 def test_places(url: str, expected: tuple[str, str]) -> None:
     location = parse_hub_url(url)
     assert (location.bucket_id, location.prefix) == expected
-    assert (location.create, location.endpoint, location.gateway) == ("hub", None, GATEWAY)
+    assert (location.create, location.endpoint, location.gateway) == ("hub", None, None)
     assert open_hub(url).url == url
 
 

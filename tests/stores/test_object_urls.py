@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.bucket import open_bucket
+from thinwire.bucket._hub_gateway import gateway_of
 from thinwire.bucket._hub_url import parse_hub_url
 from thinwire.bucket._objects_errors import Answer, judge, missing, read_answer
 from thinwire.bucket._objects_listing import Listing, by_key, listing_of
@@ -426,3 +427,10 @@ def test_keys_do_not_go_to_the_public_gateway_of_another_hub() -> None:
     with pytest.raises(Misuse, match="needs to know its S3 gateway"):
         open_bucket(url)
     open_bucket(f"{url}&gateway=http://127.0.0.1:1/s3")
+
+
+def test_the_public_hubs_gateway_is_known() -> None:
+    location = parse_hub_url("hf://buckets/me/run?create=s3")
+    assert gateway_of(location, "https://huggingface.co") == "https://s3.hf.co"
+    with pytest.raises(Misuse, match="needs to know"):
+        gateway_of(location, "https://hub.example.com")
