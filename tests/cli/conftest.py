@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,6 +103,8 @@ def process() -> Callable[..., subprocess.Popen[str]]:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **options.pop("env", {})},
+            # whoever runs the tests in the background may have them ignore Ctrl-C
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             **options,
         )
 
