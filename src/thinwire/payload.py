@@ -1,4 +1,4 @@
-"""Deltas on their way in: fetched, checked against the commit that names them, decoded."""
+"""Deltas on their way: encoded and named; fetched, checked against their commit, and decoded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TypeVar
 
-from thinwire import codec
+from thinwire import codec as codecs
 from thinwire.bucket import Bucket
 from thinwire.errors import CorruptPayload, KeyNotFound, VersionGone
 from thinwire.log import keys
@@ -17,6 +17,7 @@ from thinwire.schema import Schema
 __all__ = [
     "decode_payload_steps",
     "decode_payloads",
+    "encode_payloads",
     "fetch_payload",
     "fetch_payloads",
     "payload_limit",
@@ -26,6 +27,34 @@ _OVERHEAD = 200_000_000
 
 
 P = TypeVar("P", Patch, Patch | StepPatch)
+
+
+def encode_payloads(
+    patches: Sequence[Patch],
+    *,
+    codec: str,
+    run: str,
+    version: int,
+    base: Sequence[Bits],
+    threads: int | None = None,
+) -> tuple[list[PayloadRef], list[memoryview]]:
+    """A version's payload as consecutive buffers, and what its commit says of it.
+
+    Args:
+        patches: in schema order; without any there is no payload.
+        codec: name of a codec.
+        base: per tensor ``(numel,)`` bits of the version before.
+    """
+    if not patches:
+        return [], []
+    metadata = {"run": run, "version": str(version), "base": str(version - 1)}
+    buffers = codecs.encode(patches, codec=codec, metadata=metadata, base=base, threads=threads)
+    digest = hashlib.sha256()
+    for buffer in buffers:
+        digest.update(buffer)
+    sha256 = digest.hexdigest()
+    size = sum(buffer.nbytes for buffer in buffers)
+    return [PayloadRef(keys.delta_key(version, sha256), size, sha256)], buffers
 
 
 def payload_limit(schema: Schema) -> int:
@@ -88,7 +117,7 @@ def decode_payload_steps(payloads: Sequence[bytearray], schema: Schema) -> list[
         Misuse: a payload cannot be read without a mirror.
     """
     views = [memoryview(data).toreadonly() for data in payloads]
-    return _once_each([patch for view in views for patch in codec.decode_steps(view, schema)])
+    return _once_each([patch for view in views for patch in codecs.decode_steps(view, schema)])
 
 
 def decode_payloads(
@@ -105,7 +134,7 @@ def decode_payloads(
         Misuse: a payload needs the base.
     """
     views = [memoryview(data).toreadonly() for data in payloads]
-    patches = [patch for view in views for patch in codec.decode(view, schema, base)]
+    patches = [patch for view in views for patch in codecs.decode(view, schema, base)]
     return _once_each(patches)
 
 

@@ -8,7 +8,6 @@ still changes against the baseline.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 import time
@@ -27,28 +26,23 @@ from thinwire.chain import Chain, Outcome, create_record, upload
 from thinwire.checkpoint import MAX_SHARD
 from thinwire.diff import copy_out, diff
 from thinwire.digest import TensorDigest, digest_change, digest_tensors, state_digest
-from thinwire.dtypes import dtype as as_dtype
 from thinwire.errors import (
-    BucketNotFound,
     CommitUnresolved,
     Misuse,
     PublishFailed,
-    Resync,
     Retryable,
-    RunExists,
-    RunNotFound,
-    SchemaMismatch,
     ThinwireError,
     WriterConflict,
 )
 from thinwire.log import keys
-from thinwire.log.commit import Commit, PayloadRef, RunInfo, Tip, new_nonce
-from thinwire.mirror import MemoryMirror, patch_all
+from thinwire.log.commit import Commit, PayloadRef, Tip, new_nonce
+from thinwire.mirror import patch_all
 from thinwire.patch import Bits, Patch
+from thinwire.payload import encode_payloads
 from thinwire.receipt import PublishStats, Receipt, Shipped
-from thinwire.replica import Replica
 from thinwire.schema import Schema
-from thinwire.weights import ServingDtype, Source, Weights, names_one
+from thinwire.start import last_committed, now_ms, open_run
+from thinwire.weights import ServingDtype, Source, Weights
 from thinwire.workers import parallel_map
 
 __all__ = ["Publisher"]
@@ -131,8 +125,14 @@ class Publisher:
         self._closed = False
         self._baseline: list[Bits] = []
         self._digests: list[TensorDigest] = []
-        self._run, weights, created = self._open_run(
-            source, dtype, resume, checked_base(base), None if assets is None else Path(assets)
+        self._run, weights, created = open_run(
+            self._chain,
+            source,
+            writer=self._writer,
+            dtype=dtype,
+            resume=resume,
+            base=checked_base(base),
+            assets=assets,
         )
         self._tip: Tip = self._run.tip
         self._full_bytes, self._elements = self.schema.nbytes, self.schema.numel
@@ -141,7 +141,9 @@ class Publisher:
         if head is None:
             self._publish_first(weights, assets, max_shard, step)
         else:
-            self._catch_up(cache, [base, self._run.base])
+            self._baseline, self._digests, self._tip = last_committed(
+                bucket, self.run, cache=cache, bases=[base, self._run.base], progress=progress
+            )
             if fence:
                 self._commit_now(_Pending(self._next_commit([], [], None), [], self._digests))
 
@@ -161,41 +163,6 @@ class Publisher:
         return self._tip.version
 
     # --- starting -----------------------------------------------------------------------
-
-    def _open_run(
-        self,
-        source: Source,
-        dtype: ServingDtype,
-        resume: str,
-        base: str,
-        assets: Path | None,
-    ) -> tuple[RunInfo, Weights, bool]:
-        """The run that exists or a new one, the weights under its schema, and whether it is new."""
-        try:
-            run = self._chain.read_run()
-        except (RunNotFound, BucketNotFound):
-            # a store that makes its bucket on the first write starts a run; others refuse below
-            if resume == "require":
-                raise
-        else:
-            if resume == "new":
-                raise RunExists(f"{self._bucket.url} already holds run {run.run}")
-            _check_dtype(dtype, run.schema)
-            return run, Weights.matching(source, run.schema), False
-        weights = Weights.of(source, dtype=dtype)
-        if assets is not None and not assets.is_dir():
-            # told before there is a run
-            raise Misuse(
-                f"assets={str(assets)!r} is not a folder",
-                hint="pass the folder with config and tokenizer, or leave it out",
-            )
-        run = RunInfo(new_nonce(), self._writer, weights.schema, base, _now_ms())
-        outcome = create_record(self._bucket, keys.RUN, run.encode())
-        if outcome is Outcome.LOST:
-            raise WriterConflict(f"another writer has just started a run in {self._bucket.url}")
-        if outcome is Outcome.UNRESOLVED:
-            raise CommitUnresolved("it is not known whether the run was created")
-        return run, weights, True
 
     def _publish_first(
         self, weights: Weights, assets: str | Path | None, max_shard: int, step: int | None
@@ -218,33 +185,6 @@ class Publisher:
                 )
             )
         self._commit_now(_Pending(self._next_commit(payloads, [], step), [], self._digests))
-
-    def _catch_up(self, cache: str | Path | None, bases: Sequence[str]) -> None:
-        """The last committed bits, from the cache where it can be proved, else from the bucket."""
-        base = next((name for name in bases if name and Path(name).is_dir()), None)
-        if cache is not None:
-            # a cache is disposable: of another run it starts over, a damaged one is passed by
-            with (
-                contextlib.suppress(Resync),
-                Replica(
-                    self._bucket, cache, adopt=True, base=base, progress=self._progress
-                ) as replica,
-            ):
-                for _ in replica.catch_up():
-                    pass
-                replica.mirror.rescan()
-                self._start_from(replica, [bits.copy() for bits in replica.mirror.tensors])
-                return
-        replica = Replica(self._bucket, MemoryMirror(), base=base, progress=self._progress)
-        for _ in replica.catch_up():
-            pass
-        self._start_from(replica, list(replica.mirror.tensors))
-
-    def _start_from(self, replica: Replica, baseline: list[Bits]) -> None:
-        held = replica.mirror.held
-        if held is None or held.run != self.run:
-            raise RunNotFound(f"{self._bucket.url}: the run has no version yet")
-        self._baseline, self._digests, self._tip = baseline, replica.mirror.digests, held
 
     # --- publishing ---------------------------------------------------------------------
 
@@ -304,7 +244,14 @@ class Publisher:
         )
         for patch, change in zip(patches, changes):
             digests[patch.ordinal] += change
-        refs, buffers = self._encode(patches)
+        refs, buffers = encode_payloads(
+            patches,
+            codec=self._codec,
+            run=self.run,
+            version=self.version + 1,
+            base=self._baseline,
+            threads=self._threads,
+        )
         encoded = time.perf_counter()
         for ref in refs:
             upload(self._bucket, ref.key, buffers, ref.size)
@@ -327,25 +274,6 @@ class Publisher:
         )
         return Shipped(commit, stats)
 
-    def _encode(self, patches: list[Patch]) -> tuple[list[PayloadRef], list[memoryview]]:
-        if not patches:
-            return [], []
-        version = self.version + 1
-        metadata = {"run": self.run, "version": str(version), "base": str(self.version)}
-        buffers = codecs.encode(
-            patches,
-            codec=self._codec,
-            metadata=metadata,
-            base=self._baseline,
-            threads=self._threads,
-        )
-        digest = hashlib.sha256()
-        for buffer in buffers:
-            digest.update(buffer)
-        sha256 = digest.hexdigest()
-        size = sum(buffer.nbytes for buffer in buffers)
-        return [PayloadRef(keys.delta_key(version, sha256), size, sha256)], buffers
-
     def _next_commit(
         self,
         payloads: Sequence[PayloadRef],
@@ -364,7 +292,7 @@ class Publisher:
             changed=self._elements if first else sum(map(len, patches)),
             tensors=len(self.schema) if first else len(patches),
             step=step,
-            time_ms=_now_ms(),
+            time_ms=now_ms(),
             codec=self._codec if patches else "",
         )
 
@@ -472,19 +400,3 @@ class Publisher:
         except ThinwireError as closing:
             if hasattr(error, "add_note"):
                 error.add_note(f"closing the publisher failed as well: {closing}")
-
-
-def _check_dtype(dtype: ServingDtype, schema: Schema) -> None:
-    """A serving dtype given for an existing run must be one that it serves."""
-    if names_one(dtype) and len(schema):
-        wanted = as_dtype(dtype)
-        if all(spec.dtype != wanted for spec in schema):
-            served = ", ".join(sorted({spec.dtype.name for spec in schema}))
-            raise SchemaMismatch(
-                f"the run is served as {served}, not as {wanted}",
-                hint=f"leave the dtype out, or publish as {wanted} under a new prefix",
-            )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

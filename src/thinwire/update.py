@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from thinwire.log.commit import Commit
 from thinwire.patch import Patch, StepPatch
@@ -27,6 +27,10 @@ class UpdateStats:
     decode_s: float = 0.0
     verify_s: float = 0.0
     patch_s: float = 0.0
+
+    def __add__(self, other: UpdateStats) -> UpdateStats:
+        """Of several versions together."""
+        return UpdateStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class WritingRank(HostMirror):
         while True:
             try:
                 for update in self._replica.catch_up(target):
-                    stats = _sum(stats, update.stats)
+                    stats += update.stats
                     patches = update.patches
                     self._changes[update.version] = (
                         None
@@ -262,14 +262,3 @@ def open_host_mirror(bucket: str, folder: str | Path) -> HostMirror:
         return WritingRank(bucket, path)
     except MirrorBusy:
         return ReadingRank(path)
-
-
-def _sum(a: UpdateStats, b: UpdateStats) -> UpdateStats:
-    return UpdateStats(
-        payload_bytes=a.payload_bytes + b.payload_bytes,
-        changed=a.changed + b.changed,
-        fetch_s=a.fetch_s + b.fetch_s,
-        decode_s=a.decode_s + b.decode_s,
-        verify_s=a.verify_s + b.verify_s,
-        patch_s=a.patch_s + b.patch_s,
-    )
