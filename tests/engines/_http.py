@@ -13,9 +13,9 @@ from typing import Any
 from engines._run import Run
 from engines._server import Server
 from servers.ports import free_port
+from thinwire.engines.session import Session
 from thinwire.engines.vllm.requests import answer
 from thinwire.engines.vllm.routes import HANDLERS, respond
-from thinwire.engines.vllm.session import Session
 from thinwire.engines.vllm.updater import Updater
 
 

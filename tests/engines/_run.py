@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engines._server import Checkpoint
 from thinwire import Publisher, open_bucket
-from thinwire.engines.vllm.host import HostMirror, open_host_mirror
+from thinwire.engines.host import HostMirror, open_host_mirror
 from thinwire.weights import FlatTensor
 
 

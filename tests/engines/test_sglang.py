@@ -18,13 +18,13 @@ from engines._sglang import Recorded, deserialize, install_distributed
 from thinwire import Replica, open_bucket
 from thinwire.engines.client import ServerRefused, ServerUnavailable
 from thinwire.engines.scatter import Staged
+from thinwire.engines.session import Session
 from thinwire.engines.sglang import loader
 from thinwire.engines.sglang.account import read_account
 from thinwire.engines.sglang.client import SGLangClient
 from thinwire.engines.sglang.follow import follow
 from thinwire.engines.sglang.loader import Worker
 from thinwire.engines.sglang.payload import serialize
-from thinwire.engines.vllm.session import Session
 from thinwire.errors import EnginePoisoned, Misuse
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from thinwire.checkpoint import Checkpoint
+from thinwire.engines.host import ReadingRank
+from thinwire.engines.session import Gather, Session
 from thinwire.engines.sglang.account import write_account
-from thinwire.engines.vllm.host import ReadingRank
-from thinwire.engines.vllm.session import Gather, Session
 from thinwire.errors import EnginePoisoned, InvalidCheckpoint, Misuse, Resync, ThinwireError
 
 __all__ = ["FollowedMirror", "RankFailed", "Worker", "this_worker"]

@@ -21,10 +21,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from thinwire.engines.host import open_host_mirror
+from thinwire.engines.session import Session
 from thinwire.engines.vllm import versions
-from thinwire.engines.vllm.host import open_host_mirror
 from thinwire.engines.vllm.requests import answer
-from thinwire.engines.vllm.session import Session
 from thinwire.engines.vllm.settings import positive_seconds
 from thinwire.errors import Misuse
 
@@ -82,7 +82,7 @@ class ThinwireEngine(WeightTransferEngine):  # type: ignore[misc]
 
         Raises:
             Misuse: no mirror is named, or a run is followed already.
-            As for :meth:`~thinwire.engines.vllm.session.Session.start`.
+            As for :meth:`~thinwire.engines.session.Session.start`.
         """
         if self._session is not None:
             raise Misuse("the engine follows a run already", hint="shut the transfer engine down")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.engines.vllm.session import Session
+from thinwire.engines.session import Session
 from thinwire.errors import Misuse, ThinwireError
 
 __all__ = ["answer"]

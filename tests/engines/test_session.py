@@ -13,10 +13,10 @@ import pytest
 
 from engines._run import Run
 from engines._server import DEVICES, Checkpoint, Server
+from thinwire.engines.host import ReadingRank
+from thinwire.engines.merge import merge
 from thinwire.engines.scatter import Staged
-from thinwire.engines.vllm.host import ReadingRank
-from thinwire.engines.vllm.merge import merge
-from thinwire.engines.vllm.session import Session
+from thinwire.engines.session import Session
 from thinwire.engines.vllm.settings import positive_seconds
 from thinwire.errors import (
     BucketNotFound,

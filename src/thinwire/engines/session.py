@@ -23,12 +23,12 @@ import torch
 
 from thinwire.digest import ZERO, TensorDigest
 from thinwire.engines.attest import attest, read_layout
+from thinwire.engines.host import HostMirror
 from thinwire.engines.layout import Layout, Load
+from thinwire.engines.merge import merge
+from thinwire.engines.proof import Proof, claims, judge, prove_from_folder, settle
 from thinwire.engines.scatter import Staged, fill, stage
-from thinwire.engines.vllm.host import HostMirror
-from thinwire.engines.vllm.merge import merge
-from thinwire.engines.vllm.proof import Proof, claims, judge, prove_from_folder, settle
-from thinwire.engines.vllm.waiting import advance_patiently
+from thinwire.engines.waiting import advance_patiently
 from thinwire.errors import DigestMismatch, EnginePoisoned, Misuse, SchemaMismatch
 from thinwire.update import UpdateStats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from thinwire.engines.vllm.host import HostMirror
+from thinwire.engines.host import HostMirror
 from thinwire.errors import BucketNotFound, RunNotFound
 
 __all__ = ["advance_patiently"]
@@ -23,7 +23,7 @@ def advance_patiently(host: HostMirror, target: int | None, patience: float) -> 
 
     Raises:
         RunNotFound, BucketNotFound: there is still none.
-        As for :meth:`~thinwire.engines.vllm.host.HostMirror.advance`.
+        As for :meth:`~thinwire.engines.host.HostMirror.advance`.
     """
     give_up = time.monotonic() + patience
     said = -_SAY_EVERY_S
