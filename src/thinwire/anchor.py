@@ -24,11 +24,18 @@ from thinwire.checkpoint import (
 )
 from thinwire.errors import CorruptPayload, InvalidKey, KeyNotFound, Misuse, VersionGone
 from thinwire.log import keys
-from thinwire.log.commit import AnchorFile, Manifest, PayloadRef
+from thinwire.log.commit import AnchorFile, Commit, Manifest, PayloadRef, RunInfo
 from thinwire.patch import Bits
 from thinwire.schema import Schema
 
-__all__ = ["Progress", "fetch_file", "fetch_manifest", "folder_files", "write_anchor"]
+__all__ = [
+    "Progress",
+    "fetch_file",
+    "fetch_manifest",
+    "first_files",
+    "folder_files",
+    "write_anchor",
+]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being moved, bytes so far and bytes in all."""
@@ -207,3 +214,44 @@ def folder_files(
         return (bytes(piece) for piece in iter_data(folder / file.path))
 
     return files, read
+
+
+def first_files(
+    bucket: Bucket, run: RunInfo, commit: Commit, base: Path | None, progress: Progress | None
+) -> tuple[Sequence[AnchorFile], Callable[[AnchorFile], Iterator[bytes]]]:
+    """Version 0's files, from the bucket or from ``base``, and how to read them.
+
+    Args:
+        commit: of version 0.
+        base: a folder with its weights, for runs whose bucket does not hold them.
+
+    Raises:
+        Misuse: the bucket does not hold them and there is no base.
+        CorruptPayload, VersionGone: as for :func:`fetch_manifest`.
+        InvalidCheckpoint: ``base`` is not a readable safetensors checkpoint.
+    """
+    if not commit.payloads:
+        if base is None:
+            raise Misuse(
+                f"version 0 is not in the bucket: it is {run.base!r}",
+                hint="get that checkpoint and pass its folder as base",
+            )
+        return folder_files(base)
+    ref = commit.payloads[0]
+    if len(commit.payloads) != 1 or keys.anchor_version(ref.key) != 0:
+        raise CorruptPayload(f"version 0 names {ref.key!r} where its anchor should be")
+    manifest = fetch_manifest(bucket, ref, run.schema)
+    if (manifest.run, manifest.version, manifest.digest) != (run.run, 0, commit.digest):
+        raise CorruptPayload(f"{ref.key} is the anchor of something else")
+    total = sum(file.size for file in manifest.files)
+    done = 0
+
+    def fetch(file: AnchorFile) -> Iterator[bytes]:
+        nonlocal done
+        for piece in fetch_file(bucket, ref, file):
+            done += len(piece)
+            if progress is not None:
+                progress("fetch anchor", done, total)
+            yield piece
+
+    return manifest.files, fetch

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from thinwire.anchor import Progress, fetch_file, fetch_manifest, folder_files
+from thinwire.anchor import Progress, first_files
 from thinwire.bucket import Bucket
 from thinwire.chain import Chain
 from thinwire.digest import TensorDigest, digest_change, state_digest
@@ -254,43 +254,16 @@ class Replica:
         started = time.perf_counter()
         commit = self._read(0)
         check_child(commit, run.tip)
-        files, fetch = self._first_files(run, commit)
+        files: Sequence[AnchorFile]
+        fetch: Callable[[AnchorFile], Iterator[bytes]]
+        if isinstance(self.mirror, NoMirror):
+            files, fetch = (), _nothing
+        else:
+            files, fetch = first_files(self.chain.bucket, run, commit, self._base, self._progress)
         self.mirror.load(commit, run.schema, files, fetch)
         size = sum(file.size for file in files)
         stats = UpdateStats(size, run.schema.numel, fetch_s=time.perf_counter() - started)
         return Update(0, None, commit, stats)
-
-    def _first_files(
-        self, run: RunInfo, commit: Commit
-    ) -> tuple[Sequence[AnchorFile], Callable[[AnchorFile], Iterator[bytes]]]:
-        if isinstance(self.mirror, NoMirror):
-            return (), _nothing
-        if not commit.payloads:
-            if self._base is None:
-                raise Misuse(
-                    f"version 0 is not in the bucket: it is {run.base!r}",
-                    hint="get that checkpoint and pass its folder as base",
-                )
-            return folder_files(self._base)
-        ref = commit.payloads[0]
-        if len(commit.payloads) != 1 or keys.anchor_version(ref.key) != 0:
-            raise CorruptPayload(f"version 0 names {ref.key!r} where its anchor should be")
-        bucket = self.chain.bucket
-        manifest = fetch_manifest(bucket, ref, run.schema)
-        if (manifest.run, manifest.version, manifest.digest) != (run.run, 0, commit.digest):
-            raise CorruptPayload(f"{ref.key} is the anchor of something else")
-        total = sum(file.size for file in manifest.files)
-        done = 0
-
-        def fetch(file: AnchorFile) -> Iterator[bytes]:
-            nonlocal done
-            for piece in fetch_file(bucket, ref, file):
-                done += len(piece)
-                if self._progress is not None:
-                    self._progress("fetch anchor", done, total)
-                yield piece
-
-        return manifest.files, fetch
 
     # --- deltas -------------------------------------------------------------------------
 

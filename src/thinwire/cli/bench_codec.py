@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from thinwire.cli.console import Bar, percent, print_table, size
+from thinwire.machine import machine
 
 if TYPE_CHECKING:
     from thinwire.cli.bench_rivals import Delta
@@ -81,7 +79,7 @@ def codec(
     parts = set(only or ("pairs", "synthetic", "drawn"))
     pairs = find_pairs(states)
     shape = quick_shape() if quick else full_shape()
-    document["environment"] = _environment(threads, repeat)
+    document["environment"] = {**machine(_PACKAGES), "threads": threads, "repeat": repeat}
     with Bar("reading states") as bar:
         if "pairs" in parts:
             document |= _measure_pairs(pairs, bar)
@@ -96,23 +94,6 @@ def codec(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(document, indent=1) + "\n")
     _print(document)
-
-
-def _environment(threads: int, repeat: int) -> dict[str, Any]:
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {
-        "cores": os.cpu_count(),
-        "architecture": platform.machine(),
-        "python": platform.python_version(),
-        "packages": packages,
-        "threads": threads,
-        "repeat": repeat,
-    }
 
 
 def _measure_pairs(pairs: list[Path], bar: Bar) -> dict[str, Any]:

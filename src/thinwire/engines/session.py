@@ -22,11 +22,12 @@ from typing import Any
 import torch
 
 from thinwire.digest import ZERO, TensorDigest
-from thinwire.engines.attest import attest, read_layout
+from thinwire.engines.attest import attest
 from thinwire.engines.host import HostMirror
 from thinwire.engines.layout import Layout, Load
 from thinwire.engines.merge import merge
 from thinwire.engines.proof import Proof, claims, judge, prove_from_folder, settle
+from thinwire.engines.readings import report
 from thinwire.engines.scatter import Staged, fill, stage
 from thinwire.engines.waiting import advance_patiently
 from thinwire.errors import DigestMismatch, EnginePoisoned, Misuse, SchemaMismatch
@@ -364,22 +365,8 @@ class Session:
         with self._alone():
             if self.version is None:
                 raise Misuse("the engine does not follow a run yet")
-            readings = {}
-            for spec in self.host.schema:
-                found, contradiction = read_layout(self._layout, spec)
-                readings[spec.name] = [
-                    [r.region.offset, list(r.region.shape), list(r.region.stride), *_hex(r.digest)]
-                    for r in found
-                ]
-                if contradiction:
-                    readings[spec.name].append([0, [], [], "contradiction", contradiction])
-            expected = {
-                spec.name: [spec.numel, *_hex(digest)]
-                for spec, digest in zip(self.host.schema, self._digests)
-                if spec.name not in self.refused
-                and not any(p.casts for p in self._layout.pieces.get(spec.name, ()))
-            }
-            return {"version": self.version, "readings": readings, "expected": expected}
+            found = report(self._layout, self.host.schema, self._digests, self.refused)
+            return {"version": self.version, **found}
 
     def close(self) -> None:
         """Wait for what is being staged; let go of the mirror."""
@@ -398,7 +385,3 @@ def _aside(module: torch.nn.Module) -> Iterator[None]:
     beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.device(device), torch.cuda.stream(beside):
         yield
-
-
-def _hex(digest: TensorDigest) -> tuple[str, str]:
-    return f"{digest.lo:016x}", f"{digest.hi:016x}"

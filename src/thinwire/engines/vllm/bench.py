@@ -10,17 +10,16 @@ from __future__ import annotations
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import DigestMismatch, Misuse, ThinwireError
+from thinwire.machine import machine
 
 __all__ = ["WAYS", "measure", "prepare"]
 
@@ -143,19 +142,7 @@ def _prepare_elsewhere(folder: Path, quick: bool) -> None:
 def _environment() -> dict[str, Any]:
     import torch
 
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {
-        "cores": os.cpu_count(),
-        "architecture": platform.machine(),
-        "python": platform.python_version(),
-        "packages": packages,
-        "torch_threads": torch.get_num_threads(),
-    }
+    return {**machine(_PACKAGES), "torch_threads": torch.get_num_threads()}
 
 
 class _Trainer:

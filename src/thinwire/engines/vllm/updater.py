@@ -18,9 +18,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from thinwire import errors
-from thinwire.digest import TensorDigest
-from thinwire.engines.attest import Reading, sum_readings
-from thinwire.engines.regions import Region
+from thinwire.engines.readings import add_up
 
 __all__ = ["Ranks", "Updater"]
 
@@ -249,41 +247,18 @@ class Updater:
         async with self._turn:
             answers = await self._call({"do": "read"}, times=10)
         _raise_first(answers)
-        expected: dict[str, list[Any]] = {}
-        for answer in answers:
-            expected.update(answer["expected"])
-        compared: set[str] = set()
-        differs = []
-        for name, elements, digest in sum_readings([_readings(a) for a in answers]):
-            if name in expected:
-                compared.add(name)
-                numel, lo, hi = expected[name]
-                if (elements, digest) != (numel, TensorDigest(int(lo, 16), int(hi, 16))):
-                    differs.append(name)
-        names = {name for answer in answers for name in answer["readings"]}
+        found = add_up(answers)
+        agreed = len({answer["version"] for answer in answers}) == 1
         return {
             "version": answers[0]["version"],
-            "exact": not differs and len({a["version"] for a in answers}) == 1,
-            "tensors": len(compared),
-            "differs": sorted(differs),
-            "not_compared": sorted(names - compared),
+            "exact": agreed and not found["differs"],
+            **found,
         }
 
 
 def _reached(answer: dict[str, Any]) -> int:
     staged = answer["staged"]
     return int(answer["version"] if staged is None else staged)
-
-
-def _readings(answer: dict[str, Any]) -> dict[str, Sequence[Reading]]:
-    return {name: [_reading(*row) for row in rows] for name, rows in answer["readings"].items()}
-
-
-def _reading(offset: int, shape: list[int], stride: list[int], lo: str, hi: str) -> Reading:
-    region = Region(offset, tuple(shape), tuple(stride))
-    if lo == "contradiction":  # copies that differ have no digest: the sum must match nothing
-        return Reading(region, TensorDigest(-1, -1))
-    return Reading(region, TensorDigest(int(lo, 16), int(hi, 16)))
 
 
 def _raise_first(answers: Sequence[dict[str, Any]]) -> None:
