@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
 from engines._run import Run
 from engines._server import Server
+from servers.json_http import JsonServer
 from servers.ports import free_port
 from thinwire.engines.session import Session
 from thinwire.engines.vllm.requests import answer
@@ -48,15 +47,12 @@ class EngineServer:
         self.loop = asyncio.new_event_loop()
         self.updater = Updater(self, limit=20)
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self._http = _Http(("127.0.0.1", self.port), _Handler)
-        self._http.owner = self
-        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        self._http = JsonServer(self.port, self.handle)
         return self
 
     def stop(self) -> None:
         self.slow.set()
-        self._http.shutdown()
-        self._http.server_close()
+        self._http.stop()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.session.close()
 
@@ -107,34 +103,3 @@ class EngineServer:
             return 404, {"detail": "Not Found"}
         action = respond(handler, self.updater, body, keys=self.keys, authorization=authorization)
         return asyncio.run_coroutine_threadsafe(action, self.loop).result(120)
-
-
-class _Http(ThreadingHTTPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    owner: EngineServer
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Http
-
-    def do_GET(self) -> None:
-        self._reply("GET", b"")
-
-    def do_POST(self) -> None:
-        self._reply("POST", self.rfile.read(int(self.headers.get("Content-Length", 0))))
-
-    def _reply(self, method: str, body: bytes) -> None:
-        code, document = self.server.owner.handle(
-            method, self.path, body, self.headers.get("Authorization")
-        )
-        data = json.dumps(document).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        return

@@ -6,13 +6,13 @@ import asyncio
 import json
 import random
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from servers.json_http import JsonServer
 from servers.ports import free_port
 from thinwire import Replica, open_bucket
 from thinwire.engines.vllm.routes import respond
@@ -41,7 +41,7 @@ class ReplicaServer:
         self.refuses: ThinwireError | None = None
         self.key = ""
         self._replica: Replica | None = None
-        self._http: ThreadingHTTPServer | None = None
+        self._http: JsonServer | None = None
         self._turn = threading.Lock()
 
     @property
@@ -58,17 +58,14 @@ class ReplicaServer:
 
     def start(self) -> ReplicaServer:
         self._replica = Replica(open_bucket(self.bucket), self.mirror)
-        self._http = _Http(("127.0.0.1", self.port), _Handler)
-        self._http.owner = self
-        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+        self._http = JsonServer(self.port, self.answer)
         return self
 
     def stop(self) -> None:
         http, self._http = self._http, None
         if http is not None:
             self.open.set()
-            http.shutdown()
-            http.server_close()
+            http.stop()
         replica, self._replica = self._replica, None
         if replica is not None:
             with self._turn:
@@ -133,34 +130,3 @@ class ReplicaServer:
     async def _heal(self, _: object, body: dict[str, Any]) -> dict[str, Any]:
         self.poisoned = False
         return {"version": self.version}
-
-
-class _Http(ThreadingHTTPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    owner: ReplicaServer
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Http
-
-    def do_GET(self) -> None:
-        self._reply("GET", b"")
-
-    def do_POST(self) -> None:
-        size = int(self.headers.get("Content-Length", 0))
-        self._reply("POST", self.rfile.read(size))
-
-    def _reply(self, method: str, body: bytes) -> None:
-        key = self.headers.get("Authorization")
-        status, answer = self.server.owner.answer(method, self.path, body, key)
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        return
