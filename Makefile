@@ -10,13 +10,29 @@ VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.stamp
 TRAINER := .venv-trainer
 TRAINER_STAMP := $(TRAINER)/.stamp
+WORDLE := .venv-wordle
+WORDLE_STAMP := $(WORDLE)/.stamp
+WORDLE_STAMPS := $(STAMP) $(VLLM_STAMP) $(TRAINER_STAMP) $(WORDLE_STAMP)
+WORDLE_RUN := PYTHONPATH=examples $(BIN)/python -m wordle.run --models build/wordle
 BENCH_STAMP := $(VENV)/.stamp-bench
 STATES ?= bench/states
 
-.PHONY: demo test test-buckets test-vllm test-trl lint types unit fuzz bench bench-states bench-buckets bench-vllm bench-diff clean
+.PHONY: demo wordle wordle-quick wordle-faults wordle-control test test-buckets test-vllm test-trl test-wordle \
+  lint types unit fuzz bench bench-states bench-buckets bench-vllm bench-diff clean
 
 demo: $(STAMP)  ## train SmolLM2-135M and let two servers follow through a bucket (BUCKET=s3://… or hf://…)
 	$(BIN)/thinwire demo --report $(REPORT) $(if $(BUCKET),--bucket '$(BUCKET)') $(DEMO_ARGS)
+
+# TRL, vLLM and the environment exclude each other's releases: each has an environment of its own.
+wordle: $(WORDLE_STAMPS)  ## TRL trains a Qwen3 to play Wordle, two vLLM servers follow through a bucket
+	$(WORDLE_RUN) --report wordle-report $(WORDLE_ARGS)
+
+wordle-quick: $(WORDLE_STAMPS)  ## the same with a smaller model and a few steps
+	$(WORDLE_RUN) --quick --report wordle-report/quick $(WORDLE_ARGS)
+
+wordle-faults: $(WORDLE_STAMPS)  ## every process is killed once while it runs, and started again
+	$(WORDLE_RUN) --quick --steps 24 --report wordle-report/faults --kill environment@3 --kill follower@6 \
+	  --kill server-1@9+15 --kill trainer@14 --kill server-0@18 $(WORDLE_ARGS)
 
 test: lint types unit  ## everything continuous integration checks
 
@@ -33,6 +49,10 @@ test-vllm: $(STAMP) $(VLLM_STAMP)  ## the vLLM plugin in the real vLLM, on the C
 test-trl: $(TRAINER_STAMP)  ## TRL's own trainers, on the CPU
 	NUMBA_CACHE_DIR=$(abspath $(TRAINER))/kernels \
 	  $(TRAINER)/bin/python -m pytest tests/trainers/test_trl.py tests/trainers/test_trl_rollouts.py $(TEST_ARGS)
+
+test-wordle: $(TRAINER_STAMP) $(WORDLE_STAMP)  ## the Wordle environment and its player
+	THINWIRE_WORDLE_PYTHON=$(abspath $(WORDLE))/bin/python NUMBA_CACHE_DIR=$(abspath $(TRAINER))/kernels \
+	  $(TRAINER)/bin/python -m pytest tests/wordle $(TEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -83,10 +103,18 @@ $(VLLM_STAMP): pyproject.toml requirements/vllm.txt requirements/vllm-bare.txt
 	$(VLLM)/bin/python -m pip install --quiet -e .
 	touch $@
 
-$(TRAINER_STAMP): pyproject.toml requirements/trainer.txt
+$(TRAINER_STAMP): pyproject.toml requirements/trainer.txt requirements/trainer-bare.txt
 	test -x $(TRAINER)/bin/python || $(PYTHON) -m venv $(TRAINER)
 	$(TRAINER)/bin/python -m pip install --quiet --upgrade pip
 	$(TRAINER)/bin/python -m pip install --quiet -r requirements/trainer.txt -e .
+	$(TRAINER)/bin/python -m pip install --quiet --no-deps -r requirements/trainer-bare.txt
+	touch $@
+
+$(WORDLE_STAMP): requirements/wordle.txt requirements/wordle-bare.txt
+	test -x $(WORDLE)/bin/python || $(PYTHON) -m venv $(WORDLE)
+	$(WORDLE)/bin/python -m pip install --quiet --upgrade pip
+	$(WORDLE)/bin/python -m pip install --quiet -r requirements/wordle.txt
+	$(WORDLE)/bin/python -m pip install --quiet --no-deps -r requirements/wordle-bare.txt
 	touch $@
 
 $(BENCH_STAMP): $(STAMP)
@@ -101,4 +129,4 @@ $(STAMP): pyproject.toml requirements/dev.txt requirements/model.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRAINER) build dist .pytest_cache .mypy_cache .ruff_cache demo-report
+	rm -rf $(VENV) $(VLLM) $(TRAINER) $(WORDLE) build dist .pytest_cache .mypy_cache .ruff_cache demo-report wordle-report
