@@ -19,7 +19,7 @@ SOURCE = Path(thinwire.__file__).parent
 # What each room may import from; a room is a module of thinwire or a package of several.
 _PURE = {"errors", "dtypes", "schema"}
 _TENSORS = {"kernels", "workers", "patch", "casts", "weights", "diff", "digest", "prefetch", "ulp"}
-_TOP = {"engines", "trainers", "demo", "cli", "doctor", "verify", "warmup", "machine"}
+_TOP = {"engines", "trainers", "demo", "cli", "doctor", "verify", "warmup", "machine", "__main__"}
 _HEAVY_ROOMS = {"engines", "trainers", "demo"}
 _HEAVY = {"transformers", "vllm", "sglang", "trl", "accelerate"}
 
