@@ -34,6 +34,9 @@ wordle-faults: $(WORDLE_STAMPS)  ## every process is killed once while it runs, 
 	$(WORDLE_RUN) --quick --steps 24 --report wordle-report/faults --kill environment@3 --kill follower@6 \
 	  --kill server-1@9+15 --kill trainer@14 --kill server-0@18 $(WORDLE_ARGS)
 
+wordle-control: $(WORDLE_STAMPS)  ## games recorded once, trained on twice: deltas against whole checkpoints
+	PYTHONPATH=examples $(BIN)/python -m wordle.control --quick --models build/wordle --report wordle-report/control $(WORDLE_ARGS)
+
 test: lint types unit  ## everything continuous integration checks
 
 test-buckets: $(BUCKETS_STAMP)  ## every kind of bucket against a real server, with faults between

@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from wordle.facts import facts
+from wordle.markdown import rewrite, table
 from wordle.plots import write_plots
 from wordle.proven import proven
 
-__all__ = ["insert", "main", "tables"]
+__all__ = ["main", "tables"]
 
 
 def tables(run: Mapping[str, Any]) -> dict[str, str]:
     """Markdown by name, from ``run.json``'s content."""
     f = facts(run)
     return {
-        "run": _table(
+        "run": table(
             ("", "measured"),
             (
                 ("weights of the model", f["parameters"]),
@@ -47,7 +47,7 @@ def tables(run: Mapping[str, Any]) -> dict[str, str]:
                 ("from the first version to the last served", f["run"]),
             ),
         ),
-        "sync": _table(
+        "sync": table(
             ("", "full checkpoint", "thinwire", "times less"),
             (
                 ("a version, mean", f["one_full"], f["payload"], f["ratio"]),
@@ -55,31 +55,11 @@ def tables(run: Mapping[str, Any]) -> dict[str, str]:
                 ("the run", f["full"], f["shipped"], f["ratio"]),
             ),
         ),
-        "proof": _table(
+        "proof": table(
             ("what", "found", ""),
             ((what, f"`{held}`", verdict) for what, held, verdict, _ in proven(run.get("proof"))),
         ),
     }
-
-
-def insert(page: str, parts: Mapping[str, str]) -> str:
-    """The page with its marked places rewritten; parts that it has no place for are left out.
-
-    Raises:
-        ValueError: it has no place at all, or one for something that there is not.
-    """
-    wanted = re.findall(r"<!-- begin (.*?) -->", page)
-    unknown = [name for name in wanted if name not in parts]
-    if unknown or not wanted:
-        found = f"a place for {', '.join(unknown)}" if unknown else "no place for anything"
-        raise ValueError(f"the page has {found}; there are {', '.join(parts)}")
-    for name in wanted:
-        between = rf"(?<=<!-- begin {name} -->\n).*?(?=<!-- end {name} -->)"
-        made = f"{parts[name]}\n".replace("\\", r"\\")
-        page, count = re.subn(between, made, page, flags=re.S)
-        if count != 1:
-            raise ValueError(f"the place for {name} does not end, or there are several")
-    return page
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -90,18 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("page", type=Path)
     options = parser.parse_args(argv)
     run = json.loads(options.json.read_text(encoding="utf-8"))
-    try:
-        made = insert(options.page.read_text(encoding="utf-8"), tables(run))
-    except ValueError as error:
-        raise SystemExit(f"{options.page}: {error}") from None
-    options.page.write_text(made, encoding="utf-8")
+    rewrite(options.page, tables(run))
     write_plots(run, options.page.parent / options.page.stem)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown; the first column is text."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

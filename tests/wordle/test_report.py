@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from wordle import docs
+from wordle import docs, markdown
 from wordle.facts import facts
 from wordle.figure import Figure
 from wordle.ledger import Ledger, Sample, totals
@@ -344,11 +344,17 @@ def test_the_documentation_is_rewritten(run: dict[str, Any], tmp_path: Path) -> 
 )  # fmt: skip
 def test_a_page_with_other_places_is_refused(run: dict[str, Any], page: str) -> None:
     with pytest.raises(ValueError, match="place"):
-        docs.insert(page, docs.tables(run))
+        markdown.insert(page, docs.tables(run))
+
+
+def test_places_for_other_parts_are_left_alone() -> None:
+    page = "<!-- begin a -->\nold\n<!-- end a -->\n<!-- begin b -->\nold\n<!-- end b -->\n"
+    made = markdown.insert(page, {"a": "new", "c": "new"})
+    assert made == page.replace("old", "new", 1)
 
 
 def test_what_is_inserted_is_taken_as_it_is() -> None:
-    made = docs.insert("<!-- begin a -->\n<!-- end a -->", {"a": r"\1 \g<0> \n"})
+    made = markdown.insert("<!-- begin a -->\n<!-- end a -->", {"a": r"\1 \g<0> \n"})
     assert made == "<!-- begin a -->\n\\1 \\g<0> \\n\n<!-- end a -->"
 
 
