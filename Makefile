@@ -6,7 +6,9 @@ STAMP := $(VENV)/.stamp
 REPORT ?= demo-report
 FUZZ_SECONDS ?= 60
 BUCKETS_STAMP := $(VENV)/.stamp-buckets
-VLLM := .venv-vllm
+VLLM_RELEASE ?= 0.32.0
+VLLM_OTHER := $(if $(filter-out 0.32.0,$(VLLM_RELEASE)),-$(VLLM_RELEASE))
+VLLM := .venv-vllm$(VLLM_OTHER)
 VLLM_STAMP := $(VLLM)/.stamp
 TRAINER := .venv-trainer
 TRAINER_STAMP := $(TRAINER)/.stamp
@@ -98,11 +100,11 @@ $(BUCKETS_STAMP): $(STAMP) requirements/buckets.txt
 	if command -v npm >/dev/null; then npm install --silent --no-fund --no-audit --prefix $(VENV) azurite@3.35.0; fi
 	touch $@
 
-$(VLLM_STAMP): pyproject.toml requirements/vllm.txt requirements/vllm-bare.txt
+$(VLLM_STAMP): pyproject.toml requirements/vllm$(VLLM_OTHER).txt requirements/vllm-bare$(VLLM_OTHER).txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
-	$(VLLM)/bin/python -m pip install --quiet -r requirements/vllm.txt
-	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm-bare.txt
+	$(VLLM)/bin/python -m pip install --quiet -r requirements/vllm$(VLLM_OTHER).txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm-bare$(VLLM_OTHER).txt
 	$(VLLM)/bin/python -m pip install --quiet -e .
 	touch $@
 
@@ -132,4 +134,4 @@ $(STAMP): pyproject.toml requirements/dev.txt requirements/model.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRAINER) $(WORDLE) build dist .pytest_cache .mypy_cache .ruff_cache demo-report wordle-report
+	rm -rf $(VENV) .venv-vllm* $(TRAINER) $(WORDLE) build dist .pytest_cache .mypy_cache .ruff_cache demo-report wordle-report

@@ -25,13 +25,12 @@ def main() -> None:
 
     try:
         llm = LLM(
-            dtype="bfloat16",
             enforce_eager=True,
             max_model_len=128,
             max_num_seqs=4,
             gpu_memory_utilization=0.1,
             seed=0,
-            **options,
+            **{"dtype": "bfloat16", **options},
         )
     except Exception as error:
         answer({"failed": f"{type(error).__name__}: {error}"})
@@ -72,7 +71,12 @@ def act(llm: Any, do: str, **options: Any) -> Any:
         return merged
     if do == "named":
         return llm.get_weight_version()
-    return {"attest": offline.attest_llm, "status": offline.llm_status}[do](llm)
+    asked = {
+        "attest": offline.attest_llm,
+        "heal": offline.heal_llm,
+        "status": offline.llm_status,
+    }
+    return asked[do](llm)
 
 
 def generate(llm: Any, prompts: list[str], tokens: int = 12) -> list[Any]:

@@ -1,7 +1,8 @@
 """Faults in a real worker: a vLLM plugin of the tests', installed in a folder for one server.
 
-While ``<folder>/fault`` holds a word, writing goes wrong: ``half`` writes some of the elements and
-raises, ``hang`` takes as many seconds as follow the word.
+While ``<folder>/fault`` holds a word, writing goes wrong: ``half`` writes, or loads, some of the
+elements and raises, ``hang`` takes as many seconds as follow the word. If it does so at the start:
+``packed`` lets vLLM pack linear weights on the CPU, ``kernels`` lets it keep its experts' kernels.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 NAME = "thinwire_test_faults"
 
@@ -38,13 +40,37 @@ def register() -> None:
 
     if versions.add_worker_method.__name__ != "add_and_break":
         versions.add_worker_method = add_and_break
+    flag = Path(__file__).with_name("fault")
+    if flag.exists() and flag.read_text() == "packed":
+        import vllm._custom_ops as ops
+
+        versions.keep_plain_weights = lambda backend: None
+        if isinstance(ops._supports_onednn, versions._Unless):
+            ops._supports_onednn = ops._supports_onednn._value
 
 
 def _break() -> None:
     from thinwire.engines.scatter import Staged
+    from thinwire.engines.vllm import reloader
 
     whole = Staged.write
+    load = reloader.LayerwiseReloader.load
     flag = Path(__file__).with_name("fault")
+    if flag.exists() and flag.read_text() == "kernels":
+        reloader._forget_packed_experts = lambda model: None
+
+    def load_some(
+        self: reloader.LayerwiseReloader, weights: Any, filled: set[str] | None = None
+    ) -> None:
+        def some() -> Any:
+            for count, pair in enumerate(weights):
+                if count == 9:
+                    raise RuntimeError("the device is gone")
+                yield pair
+
+        load(self, some() if flag.exists() and flag.read_text() == "half" else weights, filled)
+
+    reloader.LayerwiseReloader.load = load_some  # type: ignore[method-assign]
 
     def write(staged: Staged) -> None:
         fault, *more = flag.read_text().split() if flag.exists() else [""]

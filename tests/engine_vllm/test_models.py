@@ -12,11 +12,11 @@ from engine_vllm._runs import Run, engine
 
 
 @pytest.mark.timeout(600)
-def test_experts_that_the_cpu_packs_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_experts_that_the_cpu_packs_are_refused_unless_reloaded(tmp_path: Path) -> None:
     run = Run(tmp_path, "moe")
     with (
         pytest.raises(RuntimeError, match=r"experts\.0\.down_proj\.weight: what .*w2_weight holds"),
-        engine(run.base, run=run),
+        engine(run.base, run=run, env={"THINWIRE_UNPROVEN": "refuse"}),
     ):
         pass
 

@@ -13,11 +13,11 @@ from thinwire.weights import FlatTensor
 class Run:
     """A trainer whose tensors are bits, and the folders around it."""
 
-    def __init__(self, root: Path, url: str = "") -> None:
+    def __init__(self, root: Path, url: str = "", state: Checkpoint | None = None) -> None:
         self.root = root
         self.url = url or str(root / "bucket")
         root.mkdir(exist_ok=True)
-        self.states = [Checkpoint.random(1)]
+        self.states = [state or Checkpoint.random(1)]
         self.base = root / "base"
         self.save(self.base)
         self.publisher = Publisher(open_bucket(self.url), self.source, assets=self.base)

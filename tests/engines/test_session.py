@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 @pytest.mark.parametrize("device", DEVICES)
 def test_version_by_version(run: Run, device: str) -> None:
     session, server = started(run, device)
-    assert (session.version, session.refused) == (0, {})
+    assert (session.version, session.weights.plan.refused) == (0, {})
     for version in range(1, 4):
         run.step()
         before = server.bits()
@@ -64,7 +64,7 @@ def test_version_by_version(run: Run, device: str) -> None:
         session.apply(version)
         assert session.version == version
         assert server.bits() == expected(run, version)
-        assert session.differing() == {}
+        assert session.weights.differing() == {}
     assert set(session.status()["seconds"]) >= {"fetch_s", "decode_s", "stage_s", "apply_s"}
     session.close()
 
@@ -146,7 +146,7 @@ def test_packed_experts_are_refused_or_left_alone(run: Run) -> None:
     before = server.bits()
     session, server = packed(run, freeze=True)
     session.start(run.base)
-    assert session.refused.keys() == {"experts.0.down", "experts.1.down"}
+    assert session.weights.plan.refused.keys() == {"experts.0.down", "experts.1.down"}
     assert server.bits() == before
     run.step()
     with pytest.raises(SchemaMismatch, match=r"experts\.\d\.down changes"):
@@ -199,7 +199,7 @@ def test_a_tensor_that_no_rank_keeps_may_be_there_until_it_changes(run: Run) -> 
 
     session = Session(server, without_norm, run.host())
     session.start(run.base)
-    assert session.refused == {"norm": "0 of its 8 elements are kept"}
+    assert session.weights.plan.refused == {"norm": "0 of its 8 elements are kept"}
     run.step(1.0)
     with pytest.raises(SchemaMismatch, match="norm changes"):
         session.stage(1)

@@ -17,8 +17,8 @@ from engines._server import Checkpoint, Server
 from engines._sglang import Recorded, deserialize, install_distributed
 from thinwire import Replica, open_bucket
 from thinwire.engines.client import ServerRefused, ServerUnavailable
+from thinwire.engines.live import LiveWeights
 from thinwire.engines.scatter import Staged
-from thinwire.engines.session import Session
 from thinwire.engines.sglang import loader
 from thinwire.engines.sglang.account import read_account
 from thinwire.engines.sglang.client import SGLangClient
@@ -306,11 +306,11 @@ def test_one_rank_that_holds_something_else_ends_both(
 ) -> None:
     pulled(run, 0)
     ranks = Ranks(run, loaded=(run.base, run.base))
-    good = Session.differing
+    good = LiveWeights.differing
 
-    def differing(session: Session) -> dict[str, str]:
-        return {"q": "it is not"} if session.module is ranks.models[1] else good(session)
+    def differing(live: LiveWeights) -> dict[str, str]:
+        return {"q": "it is not"} if live._module is ranks.models[1] else good(live)
 
-    monkeypatch.setattr(Session, "differing", differing)
+    monkeypatch.setattr(LiveWeights, "differing", differing)
     assert [type(error) for error in ranks.load(0)] == [EnginePoisoned, EnginePoisoned]
     assert read_account(run.root / "mirror", 0) is None

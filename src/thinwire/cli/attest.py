@@ -31,7 +31,7 @@ def attest(urls: tuple[str, ...], api_key: str | None, timeout: float, as_json: 
 
     \b
     JSON: exact, servers [{url, version, exact, tensors (compared), differs
-      [names], not_compared [names: cast by the engine, or left alone]}] or
+      [names], not_compared [names: reloaded, or left alone], reloaded}] or
       {url, error} for a server that does not answer
     """
     from thinwire.errors import ThinwireError
@@ -69,6 +69,8 @@ def attest(urls: tuple[str, ...], api_key: str | None, timeout: float, as_json: 
 def _show(answer: dict[str, Any]) -> None:
     what = f"version {answer['version']}, {count(answer['tensors'])} tensors read back"
     left = f", {count(len(answer['not_compared']))} not compared" if answer["not_compared"] else ""
+    if answer.get("reloaded"):
+        left += f", {count(answer['reloaded'])} unchanged since they were reloaded"
     differs = answer["differs"]
     verdict = "all exact" if answer["exact"] else f"{count(len(differs))} differ"
     if not answer["exact"] and not differs:

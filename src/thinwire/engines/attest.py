@@ -24,7 +24,15 @@ from thinwire.engines.regions import Piece, Region, integer_view
 from thinwire.patch import Bits
 from thinwire.schema import Schema, TensorSpec
 
-__all__ = ["Reading", "Verdict", "attest", "digest_at", "read_layout", "sum_readings"]
+__all__ = [
+    "Reading",
+    "Verdict",
+    "attest",
+    "digest_at",
+    "digest_block",
+    "read_layout",
+    "sum_readings",
+]
 
 _MASK = (1 << 64) - 1
 _CPU_CHUNK = 1 << 18
@@ -98,7 +106,7 @@ def digest_at(indices: torch.Tensor, bits: torch.Tensor) -> TensorDigest:
     return TensorDigest(int(lo.sum()) & _MASK, int(hi.sum()) & _MASK)
 
 
-def _digest_block(region: Region, values: torch.Tensor) -> TensorDigest:
+def digest_block(region: Region, values: torch.Tensor) -> TensorDigest:
     """Digest of a block, given its elements as integers in the region's shape."""
     if values.device.type == "cpu" and _in_runs(region):
         return _digest_runs(region, values)
@@ -140,7 +148,7 @@ def read_layout(layout: Layout, spec: TensorSpec) -> tuple[list[Reading], str]:
     for piece in layout.pieces.get(spec.name, ()):
         if piece.casts:
             continue
-        digest = _digest_block(piece.region, integer_view(piece.target))
+        digest = digest_block(piece.region, integer_view(piece.target))
         if found.setdefault(piece.region, digest) != digest:
             return [], f"its copies in {piece.home} and elsewhere differ"
     return [Reading(region, digest) for region, digest in found.items()], ""
@@ -182,18 +190,26 @@ def _judge(
     if contradiction:
         return Verdict(False, elements, contradiction)
     whole = sum(reading.region.numel for reading in readings) == spec.numel
+    shrunk = next((piece for piece in pieces if _shrinks(piece, spec)), None)
+    if shrunk is not None:
+        return Verdict(False, elements, f"{shrunk.home} holds it quantised")
     if whole:
         if _sum(readings) != digest:
             return Verdict(False, elements, _differs(pieces))
     elif readings:
         flat = _flat(tensor(ordinal))
         for reading in readings:
-            if _digest_block(reading.region, reading.region.of(flat)) != reading.digest:
+            if digest_block(reading.region, reading.region.of(flat)) != reading.digest:
                 return Verdict(False, elements, _differs(pieces))
     for piece in pieces:
         if piece.casts and not _cast_matches(piece, spec, tensor(ordinal)):
             return Verdict(False, elements, _differs([piece]))
     return Verdict(True, elements, "")
+
+
+def _shrinks(piece: Piece, spec: TensorSpec) -> bool:
+    """Whether values go through a dtype of one byte: there is a scale to it, if it is not lost."""
+    return spec.dtype.width > 8 and any(kind.itemsize == 1 for kind in piece.casts)
 
 
 def _differs(pieces: Sequence[Piece]) -> str:

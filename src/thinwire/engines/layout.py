@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thinwire.engines.regions import Piece, Unordered, blocks
+from thinwire.engines.regions import Piece, Unordered, blocks, storage_of
 from thinwire.schema import Schema
 
 __all__ = ["Layout", "Load", "learn_layout"]
@@ -43,12 +43,12 @@ class Layout:
 
     def moved(self, module: torch.nn.Module) -> set[str]:
         """Homes whose memory the module no longer uses: learn the layout again."""
-        live = {name: _storage(tensor) for name, tensor in _tensors(module)}
+        live = {name: storage_of(tensor) for name, tensor in _tensors(module)}
         return {
             piece.home
             for pieces in self.pieces.values()
             for piece in pieces
-            if live.get(piece.home) != _storage(piece.target)
+            if live.get(piece.home) != storage_of(piece.target)
         }
 
 
@@ -99,7 +99,7 @@ class _Snapshot:
         """Put back what was replaced; return the names."""
         replaced = set()
         for slots, key, name, tensor, data in self._slots:
-            same = _storage(tensor) == _storage(data) and tensor.shape == data.shape
+            same = storage_of(tensor) == storage_of(data) and tensor.shape == data.shape
             if slots.get(key) is not tensor or not same:
                 replaced.add(name)
             slots[key] = tensor
@@ -120,7 +120,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: torch.nn.Module, schema: Schema) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._specs = {spec.name: spec for spec in schema}
-        self._homes = {_storage(tensor): name for name, tensor in _tensors(module)}
+        self._homes = {storage_of(tensor): name for name, tensor in _tensors(module)}
         self._origins: dict[int, _Origin] = {}
         self._derived: dict[int, tuple[set[str], str]] = {}
         self._kept: list[torch.Tensor] = []  # a storage's identity is its own only while it lives
@@ -164,14 +164,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = _written(func, args, kwargs)
         if written:
             return self._write(func, args, kwargs, inputs, written)
-        sources = [t for t in inputs if _storage(t) in self._origins]
+        sources = [t for t in inputs if storage_of(t) in self._origins]
         if len(sources) == 1 and _name(func) in ("clone", "_to_copy"):
             return self._copied(sources[0], kwargs.get("dtype"))
         result = func(*args, **kwargs)
         names, how = self._mixed(inputs, _name(func))
         if names:
             for tensor in _flat_tensors(result):
-                if _storage(tensor) not in self._origins:
+                if storage_of(tensor) not in self._origins:
                     self._derive(tensor, names, how)
         return result
 
@@ -179,7 +179,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A copy of a marker's slice: the slice itself, or the same slice of a cast marker."""
         if kind is None or kind == source.dtype:
             return source.view_as(source)
-        origin = self._origins[_storage(source)]
+        origin = self._origins[storage_of(source)]
         numel = self._specs[origin.name].numel
         cast = torch.empty(numel, dtype=kind, device="meta")
         self._remember(cast, _Origin(origin.name, (*origin.casts, kind)))
@@ -194,24 +194,24 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written: list[torch.Tensor],
     ) -> Any:
         names, how = self._mixed(inputs, _name(func))
-        homes = [t for t in written if _storage(t) in self._homes]
+        homes = [t for t in written if storage_of(t) in self._homes]
         if homes:
-            if _name(func) == "copy_" and _storage(args[1]) in self._origins:
+            if _name(func) == "copy_" and storage_of(args[1]) in self._origins:
                 self._place(homes[0], args[1])
             else:
-                self._blame(names, f"{how} on its way to {self._homes[_storage(homes[0])]}")
+                self._blame(names, f"{how} on its way to {self._homes[storage_of(homes[0])]}")
             return written[0] if len(written) == 1 else tuple(written)
         if not names:
             return func(*args, **kwargs)
         for tensor in written:
             self._derive(tensor, names, how)
-            if _storage(tensor) in self._origins:
-                self._blame({self._origins[_storage(tensor)].name}, how)
+            if storage_of(tensor) in self._origins:
+                self._blame({self._origins[storage_of(tensor)].name}, how)
         return written[0] if len(written) == 1 else tuple(written)
 
     def _place(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        origin = self._origins[_storage(source)]
-        home = self._homes[_storage(target)]
+        origin = self._origins[storage_of(source)]
+        home = self._homes[storage_of(target)]
         chain = [getattr(torch, self._specs[origin.name].dtype.torch_name), *origin.casts]
         casts = (*chain, target.dtype)
         steps = tuple(b for a, b in itertools.pairwise(casts) if a != b)
@@ -232,7 +232,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         names: set[str] = set()
         how = operation
         for tensor in inputs:
-            storage = _storage(tensor)
+            storage = storage_of(tensor)
             if storage in self._origins:
                 names.add(self._origins[storage].name)
             elif storage in self._derived:
@@ -242,12 +242,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _derive(self, tensor: torch.Tensor, names: set[str], how: str) -> None:
         self._kept.append(tensor)
-        known, first = self._derived.get(_storage(tensor), (set(), how))
-        self._derived[_storage(tensor)] = (known | names, first)
+        known, first = self._derived.get(storage_of(tensor), (set(), how))
+        self._derived[storage_of(tensor)] = (known | names, first)
 
     def _remember(self, marker: torch.Tensor, origin: _Origin) -> None:
         self._kept.append(marker)
-        self._origins[_storage(marker)] = origin
+        self._origins[storage_of(marker)] = origin
 
     def _blame(self, names: set[str], what: str) -> None:
         for name in names:
@@ -261,7 +261,7 @@ def _shared(pieces: Mapping[str, tuple[Piece, ...]]) -> list[tuple[str, str]]:
         for piece in found:
             start = int(piece.target.storage_offset())
             span = sum((n - 1) * s for n, s in zip(piece.target.shape, piece.target.stride()))
-            key = _storage(piece.target)
+            key = storage_of(piece.target)
             homes.setdefault(key, []).append((start, start + span + 1, name, piece))
     shared = []
     for entries in homes.values():
@@ -295,11 +295,6 @@ def _overlapping(entries: list[tuple[str, Piece]], size: int) -> list[tuple[str,
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """Identity of the memory behind a tensor, for as long as the tensor lives."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _name(func: Any) -> str:

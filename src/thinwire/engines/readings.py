@@ -2,7 +2,9 @@
 
 A rank's report is ``{"version", "readings": {name: rows}, "expected": {name: [numel, lo, hi]}}``; a
 row is ``[offset, shape, stride, lo, hi]`` with digests in hex. Copies of one part that differ have
-no digest: the row of such a contradiction matches nothing.
+no digest: the row of such a contradiction matches nothing. Beside these, ``cast`` says of tensors
+that are cast whether the rank has found them exact, ``reloaded`` names tensors that only a reload
+changes, and ``changed`` the rank's own tensors that have changed since the last reload.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def report(
     """Read every placed tensor of one rank; say what the version's digests are.
 
     Args:
-        digests: in schema order. Tensors that are cast or refused are read, and not compared.
+        digests: in schema order. Tensors that are cast or refused are read, and not expected.
     """
     readings = {}
     for spec in schema:
@@ -53,6 +55,7 @@ def add_up(reports: Sequence[Report]) -> dict[str, Any]:
 
     Returns:
         Number of ``tensors`` compared, names of those that ``differs``, and ``not_compared``.
+        Tensors of the ranks' own that have changed since they were reloaded differ, too.
     """
     expected: dict[str, list[Any]] = {}
     for one in reports:
@@ -65,11 +68,17 @@ def add_up(reports: Sequence[Report]) -> dict[str, Any]:
             numel, lo, hi = expected[name]
             if (elements, digest) != (numel, _digest(lo, hi)):
                 differs.append(name)
+    for one in reports:
+        compared.update(one["cast"])
+        differs += [name for name, exact in one["cast"].items() if not exact]
     names = {name for one in reports for name in one["readings"]}
+    changed = [f"rank {n}: {name}" for n, one in enumerate(reports) for name in one["changed"]]
+    reloaded = {name for one in reports for name in one["reloaded"]}
     return {
         "tensors": len(compared),
-        "differs": sorted(differs),
+        "differs": sorted(set(differs)) + changed,
         "not_compared": sorted(names - compared),
+        "reloaded": len(reloaded),
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Piece", "Region", "Unordered", "blocks", "integer_view"]
+__all__ = ["Piece", "Region", "Unordered", "blocks", "integer_view", "storage_of"]
 
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_COPIES = 64
@@ -17,6 +17,11 @@ _MOST_COPIES = 64
 def integer_view(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as signed integers of the element's width (bytes: unsigned)."""
     return tensor.detach().view(_INTEGER[tensor.element_size()])
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Identity of the memory behind a tensor, for as long as the tensor lives."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A session starts by proving its layout: what the engine's own loading has left in memory is read
 back through the layout and compared with the checkpoint that was loaded. Only tensors that prove
-exact are ever written to; any other is refused as soon as it would have to change. Then the
-weights are brought to the mirror's version, and read back again.
+exact are ever written to; the rest is reloaded through the engine's own loader, if that has passed
+its trial, or refused. Then the weights are brought to the mirror's version, and read back again.
 
 Versions come in two steps: :meth:`Session.stage` while the engine serves, in a thread of its own,
 and :meth:`Session.apply` while it does not.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,20 @@ from typing import Any
 import torch
 
 from thinwire.digest import ZERO, TensorDigest
-from thinwire.engines.attest import attest
 from thinwire.engines.host import HostMirror
-from thinwire.engines.layout import Layout, Load
+from thinwire.engines.layout import Load
+from thinwire.engines.live import LiveWeights
 from thinwire.engines.merge import merge
-from thinwire.engines.proof import Proof, claims, judge, prove_from_folder, settle
-from thinwire.engines.readings import report
-from thinwire.engines.scatter import Staged, fill, stage
+from thinwire.engines.opening import Opening
+from thinwire.engines.plan import Gather, by_pattern
+from thinwire.engines.proof import Proof
+from thinwire.engines.reload import Reloader
+from thinwire.engines.scatter import Staged, stage
 from thinwire.engines.waiting import advance_patiently
-from thinwire.errors import DigestMismatch, EnginePoisoned, Misuse, SchemaMismatch
+from thinwire.errors import EnginePoisoned, Misuse
 from thinwire.update import UpdateStats
 
 __all__ = ["Gather", "Session"]
-
-Gather = Callable[[Any], list[Any]]
-"""Exchanges a picklable value with all ranks of the engine: every rank gets every rank's value."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class _Ready:
     version: int
     digests: tuple[TensorDigest, ...]
     staged: Staged | None  # None: whole tensors, from the mirror
+    reload: bool = False
 
 
 class Session:
@@ -57,13 +57,15 @@ class Session:
         host: this host's mirror.
         gather: exchanges values among the engine's ranks; :meth:`start` calls it, on all of them.
         synchronize: waits until the device has done what it was told.
+        reloader: loads whole versions for the sake of tensors that cannot be proved; it is tried
+            first. None: such tensors are refused.
         freeze: start even if some tensors cannot be proved, and take them to be what they have to
             be; versions that change one of them are refused.
 
     Attributes:
         version: of the weights that serve now; None before :meth:`start` is through.
         poisoned: why the weights may be half a version; empty if they are not.
-        refused: tensors that cannot be updated, and why.
+        weights: in memory.
     """
 
     def __init__(
@@ -74,18 +76,19 @@ class Session:
         *,
         gather: Gather = lambda value: [value],
         synchronize: Callable[[], None] = lambda: None,
+        reloader: Reloader | None = None,
         freeze: bool = False,
     ) -> None:
         self.module = module
         self.host = host
         self.version: int | None = None
         self.poisoned = ""
-        self.refused: dict[str, str] = {}
+        self.weights = LiveWeights(module, host)
         self._load = load
         self._gather = gather
         self._synchronize = synchronize
+        self._reloader = reloader
         self._freeze = freeze
-        self._layout = Layout({}, {})
         self._digests: tuple[TensorDigest, ...] = ()
         self._ready: _Ready | None = None
         self._moving = threading.Lock()
@@ -116,25 +119,24 @@ class Session:
             What a replica and its mirror raise.
         """
         began = time.perf_counter()
-        proof = None
-        if loaded is not None:
-            proof = prove_from_folder(self.module, self._load, loaded)
-        elif self.host.version is not None:
-            proof = self._prove_from_mirror()
-        self._gather(None)  # the mirror may be what was loaded: nobody moves it before all are done
+        opening = Opening(
+            self.module,
+            self._load,
+            self.host,
+            loaded,
+            gather=self._gather,
+            reloader=self._reloader,
+        )
+        opening.look()
         version = self._catch_up(target, patience)
-        proof = proof or self._prove_from_mirror()
-        self._settle(proof)
-        self._bring_up(proof)
-        self._check()
+        opening.look()  # an empty mirror had nothing to compare with
+        plan = opening.plan(freeze=self._freeze)
+        self.weights = LiveWeights(self.module, self.host, plan, self._reloader)
+        self._bring_up(opening.proof)
         self.host.forget(version)
         self.version, self._digests = version, tuple(self.host.digests)
         self._seconds["start_s"] = time.perf_counter() - began
         return version
-
-    def _prove_from_mirror(self) -> Proof:
-        with self.host.reading() as tensors:
-            return judge(self.module, self._load, self.host.schema, self.host.digests, tensors)
 
     def _catch_up(self, target: int | None, patience: float) -> int:
         if self.host.writes:
@@ -148,58 +150,17 @@ class Session:
         self.host.advance(max(versions))
         return max(versions)
 
-    def _settle(self, proof: Proof) -> None:
-        """Decide which tensors are never written to, the same on all ranks."""
-        schema = self.host.schema
-        ranks = self._gather(claims(proof, schema))
-        self.refused, nowhere = settle(ranks, schema)
-        unproven = [name for name in self.refused if name not in nowhere]
-        if unproven and not self._freeze:
-            first = unproven[0]
-            raise SchemaMismatch(
-                f"{len(unproven)} of {len(schema)} tensors are kept in a way that cannot be "
-                f"followed: {first}: {self.refused[first]}",
-                hint="start the engine from the run's own checkpoint or mirror, unquantised; "
-                "if they will never change, allow them to be left alone",
-            )
-        problems = {**proof.layout.problems, **self.refused}
-        pieces = {n: () if n in problems else p for n, p in proof.layout.pieces.items()}
-        self._layout = Layout(pieces, problems)
-
     def _bring_up(self, proof: Proof) -> None:
         """Write what differs between the loaded checkpoint and the mirror's version."""
-        before = [proof.digests.get(spec.name, ZERO) for spec in self.host.schema]
-        self._require_placed(before, self.host.digests)
-        self._fill_changed(before, self.host.digests)
+        old, new = [proof.digests.get(s.name, ZERO) for s in self.host.schema], self.host.digests
+        self.weights.require_placed(old, new)
+        if self.weights.takes_reload(old, new):
+            self.weights.require_mirror()
+            self.weights.reload()
+        else:
+            self.weights.fill_changed(old, new)
         self._synchronize()
-
-    def _require_placed(self, old: Sequence[TensorDigest], new: Sequence[TensorDigest]) -> None:
-        for spec, a, b in zip(self.host.schema, old, new):
-            if a != b and spec.name in self.refused:
-                raise SchemaMismatch(
-                    f"{spec.name} changes, and cannot be placed: {self.refused[spec.name]}",
-                    hint="start the engine from the mirror's folder",
-                )
-
-    def _check(self) -> None:
-        wrong = self.differing()
-        if wrong:
-            name, reason = next(iter(wrong.items()))
-            raise DigestMismatch(
-                f"the engine does not hold version {self.host.version}: {name}: {reason}"
-            )
-
-    def differing(self) -> dict[str, str]:
-        """Tensors that are not what the mirror holds, and how; refused ones are left out."""
-        with self.host.reading() as tensors:
-            verdicts = attest(
-                self._layout, self.host.schema, self.host.digests, tensors.__getitem__
-            )
-        return {
-            name: verdict.reason
-            for name, verdict in verdicts.items()
-            if not verdict.exact and name not in self.refused and self._layout.pieces.get(name)
-        }
+        self.weights.settle()
 
     # --- following ----------------------------------------------------------------------
 
@@ -226,19 +187,17 @@ class Session:
             self._note(stats, moved - began, time.perf_counter() - moved)
 
     def _prepare(self, version: int) -> _Ready:
-        gone = self._layout.moved(self.module)
-        if gone:
-            raise SchemaMismatch(
-                f"the engine has exchanged the memory of {min(gone)}",
-                hint="restart the engine: its layout has to be proved again",
-            )
+        self.weights.require_memory()
         changes = self.host.changes(self.version if self.version is not None else -1)
         digests = tuple(self.host.digests)
-        if changes is None:
-            self._require_placed(self._digests, digests)
-            return _Ready(version, digests, None)
+        reload = self.weights.takes_reload(self._digests, digests)
+        if reload or changes is None:
+            self.weights.require_placed(self._digests, digests)
+            if reload:
+                self.weights.require_mirror()
+            return _Ready(version, digests, None, reload)
         with _aside(self.module):
-            staged = stage(self._layout, merge(changes))
+            staged = stage(self.weights.plan.layout, merge(changes))
         self._synchronize()
         return _Ready(version, digests, staged)
 
@@ -286,11 +245,7 @@ class Session:
                 raise Misuse(f"version {version} is not staged")
             began = time.perf_counter()
             try:
-                if ready.staged is None:
-                    self._fill_changed(self._digests, ready.digests)
-                else:
-                    ready.staged.write()
-                self._synchronize()
+                self._write(ready)
             except BaseException as error:
                 self.poisoned = f"version {version} was applied in part: {error}"
                 raise EnginePoisoned(self.poisoned) from error
@@ -298,13 +253,16 @@ class Session:
             self._seconds["apply_s"] = time.perf_counter() - began
             return self._seconds["apply_s"]
 
-    def _fill_changed(self, old: Sequence[TensorDigest], new: Sequence[TensorDigest]) -> None:
-        changed = [ordinal for ordinal, (a, b) in enumerate(zip(old, new)) if a != b]
-        if not changed:
-            return
-        with self.host.reading() as tensors:
-            for ordinal in changed:
-                fill(self._layout, self.host.schema[ordinal], tensors[ordinal])
+    def _write(self, ready: _Ready) -> None:
+        if ready.reload:
+            self.weights.reload()
+        elif ready.staged is None:
+            self.weights.fill_changed(self._digests, ready.digests)
+        else:
+            ready.staged.write()
+        self._synchronize()
+        if ready.reload:
+            self.weights.settle()
 
     def _arrive(self, ready: _Ready) -> None:
         self.version, self._digests, self._ready = ready.version, ready.digests, None
@@ -320,12 +278,9 @@ class Session:
             if self.host.version is None:
                 raise Misuse("the engine does not follow a run yet")
             self.poisoned = self.poisoned or "it is being healed"
-            with self.host.reading() as tensors:
-                for ordinal, spec in enumerate(self.host.schema):
-                    if spec.name not in self.refused:
-                        fill(self._layout, spec, tensors[ordinal])
+            self.weights.write_all()
             self._synchronize()
-            self._check()
+            self.weights.settle()
             self._arrive(_Ready(self.host.version, tuple(self.host.digests), None))
             self.poisoned = ""
             return self.host.version
@@ -353,7 +308,8 @@ class Session:
             "staged": None if staging or self._ready is None else self._ready.version,
             "error": "" if staging else self._trouble,
             "poisoned": self.poisoned,
-            "refused": dict(self.refused),
+            "refused": dict(self.weights.plan.refused),
+            "reloaded": by_pattern(self.weights.plan.reloaded),
             "seconds": dict(self._seconds),
         }
 
@@ -365,8 +321,8 @@ class Session:
         with self._alone():
             if self.version is None:
                 raise Misuse("the engine does not follow a run yet")
-            found = report(self._layout, self.host.schema, self._digests, self.refused)
-            return {"version": self.version, **found}
+            mirrored = self.host.version == self.version
+            return {"version": self.version, **self.weights.read(self._digests, mirrored=mirrored)}
 
     def close(self) -> None:
         """Wait for what is being staged; let go of the mirror."""

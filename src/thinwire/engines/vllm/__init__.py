@@ -8,9 +8,10 @@ Start the server next to an installed thinwire with::
 ========================  ==================================================================
 ``THINWIRE_BUCKET``       URL of the run: the server catches up with it before it serves
 ``THINWIRE_MIRROR``       folder of this host's mirror
-``THINWIRE_UNPROVEN``     ``freeze``: start even if some tensors cannot be proved to be where
-                          the layout says; they are left alone, and versions that change them
-                          refused
+``THINWIRE_UNPROVEN``     what to do about tensors that cannot be proved to be where the layout
+                          says. ``reload``, the default: reload the model where they change, if
+                          that passes a trial, else refuse to start. ``refuse``: do not try.
+                          ``freeze``: leave them alone, and refuse versions that change them
 ``THINWIRE_PATIENCE``     seconds to wait at the start for a run that has no version yet; 300
 ``THINWIRE_PAUSE_LIMIT``  seconds that ranks may take to answer while requests are held; 120.
                           After that the engine is poisoned: it serves nothing until healed

@@ -24,8 +24,9 @@ from vllm.distributed.weight_transfer.base import (
 from thinwire.engines.host import open_host_mirror
 from thinwire.engines.session import Session
 from thinwire.engines.vllm import versions
+from thinwire.engines.vllm.reloader import LayerwiseReloader
 from thinwire.engines.vllm.requests import answer
-from thinwire.engines.vllm.settings import positive_seconds
+from thinwire.engines.vllm.settings import one_of, positive_seconds
 from thinwire.errors import Misuse
 
 __all__ = ["InitInfo", "ThinwireEngine", "UpdateInfo"]
@@ -74,6 +75,7 @@ class ThinwireEngine(WeightTransferEngine):  # type: ignore[misc]
         self._session: Session | None = None
         versions.warn_if_untested()
         versions.add_worker_method(METHOD)
+        versions.keep_seeds_alive()
         if bucket := os.environ.get("THINWIRE_BUCKET"):
             self.init_transfer_engine(InitInfo(bucket))
 
@@ -89,6 +91,8 @@ class ThinwireEngine(WeightTransferEngine):  # type: ignore[misc]
         folder = init_info.mirror or os.environ.get("THINWIRE_MIRROR", "")
         if not folder:
             raise Misuse("no mirror is named", hint="set THINWIRE_MIRROR to a folder on this host")
+        unproven = one_of("THINWIRE_UNPROVEN", ["reload", "refuse", "freeze"])
+        reloader = LayerwiseReloader(self.vllm_config, self.model) if unproven == "reload" else None
         host = open_host_mirror(init_info.bucket, folder)
         session = Session(
             self.model,
@@ -96,7 +100,8 @@ class ThinwireEngine(WeightTransferEngine):  # type: ignore[misc]
             host,
             gather=versions.gather,
             synchronize=lambda: versions.synchronize(self.device),
-            freeze=os.environ.get("THINWIRE_UNPROVEN") == "freeze",
+            reloader=reloader,
+            freeze=unproven == "freeze",
         )
         loaded = versions.checkpoint_folder(self.vllm_config)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from thinwire.engines.vllm.updater import Updater
 
-__all__ = ["attest_llm", "llm_status", "update_llm"]
+__all__ = ["attest_llm", "heal_llm", "llm_status", "update_llm"]
 
 
 class _OfflineRanks:
@@ -66,3 +66,12 @@ def attest_llm(llm: Any) -> dict[str, Any]:
         return await Updater(_OfflineRanks(llm)).attest()
 
     return asyncio.run(attested())
+
+
+def heal_llm(llm: Any) -> dict[str, Any]:
+    """After an update that failed half-way: write everything from the mirror, and prove it."""
+
+    async def healed() -> dict[str, Any]:
+        return await Updater(_OfflineRanks(llm)).heal()
+
+    return asyncio.run(healed())

@@ -1,7 +1,7 @@
 """All that thinwire knows of vLLM's insides, and of which releases it knows it.
 
-Nothing else in thinwire imports vllm, but for the engine's base classes and the routes' types. What
-is used of each release:
+Nothing else in thinwire imports vllm, but for reloading, the engine's base classes and the routes'
+types. What is used of each release:
 
 ==================  ==========================================================================
 what                where it is in vLLM
@@ -11,6 +11,7 @@ worker method       ``v1.worker.gpu_worker.Worker``, base of the GPU's and the C
 ranks               ``distributed.parallel_state.get_world_group().cpu_group``
 current config      ``config.get_current_vllm_config_or_none``, ``config.set_current_vllm_config``
 plain CPU linears   ``_custom_ops._supports_onednn``, ``model_executor.layers.utils``
+seeded requests     ``v1.worker.gpu_model_runner.GPUModelRunner``: its batch, its two last steps
 pausing             ``AsyncLLM.engine_core.pause_scheduler_async``, ``resume_generation``
 API keys            ``--api-key``, ``VLLM_API_KEY``; ``entrypoints.serve.middleware`` guards /v1 …
 routes              ``plugins.endpoint_plugins.interface.EndpointPlugin``
@@ -19,7 +20,7 @@ routes              ``plugins.endpoint_plugins.interface.EndpointPlugin``
 On the CPU, vLLM packs linear weights into oneDNN's own buffers and leaves ``weight`` empty: there
 is nothing to write to. For a server that uses this engine, packing is turned off; the matrices
 stay plain, and slower to multiply. Experts are packed as well, in place, with no switch:
-attestation finds that, and such a model is refused.
+attestation finds that, and they are reloaded, see :mod:`thinwire.engines.vllm.reloader`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ __all__ = [
     "configured",
     "gather",
     "keep_plain_weights",
+    "keep_seeds_alive",
     "name_version",
     "pause",
     "register_engine",
@@ -160,6 +162,52 @@ def keep_plain_weights(backend: str) -> None:
         return
     ops._supports_onednn = _Unless(ops._supports_onednn, backend)
     utils.check_cpu_sgl_kernel = lambda n, k, dtype: not _uses(backend) and packs(n, k, dtype)
+
+
+# --- seeded requests on the CPU --------------------------------------------------------------
+
+
+def keep_seeds_alive() -> None:
+    """On the CPU, let vLLM compute a seeded request in several steps, as it may after an update.
+
+    vLLM draws a token for every request of a step, also for one whose tokens are not all computed
+    yet, and takes that draw back by turning the request's generator back. Generators of the CPU
+    cannot be turned back: the worker raises, and the server ends. Here their states are kept
+    before the draw and restored after it, so that the request draws what it would draw in one step.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    sample, settle = GPUModelRunner._sample, GPUModelRunner._bookkeeping_sync
+    if getattr(sample, "thinwire", False):
+        return
+
+    def unfinished(runner: Any) -> dict[int, torch.Generator]:
+        batch = runner.input_batch
+        drawn_for_nothing = runner.discard_request_mask.np[: batch.num_reqs]
+        return {k: g for k, g in batch.generators.items() if drawn_for_nothing[k]}
+
+    def _sample(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        runner.thinwire_states = {k: g.get_state() for k, g in unfinished(runner).items()}
+        return sample(runner, *args, **kwargs)
+
+    def _bookkeeping_sync(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        held = unfinished(runner)
+        generators = runner.input_batch.generators
+        for k, generator in held.items():
+            generator.set_state(runner.thinwire_states[k])
+            del generators[k]  # vLLM's own way back, which raises, must not see it
+        try:
+            return settle(runner, *args, **kwargs)
+        finally:
+            generators.update(held)
+
+    _sample.thinwire = True  # type: ignore[attr-defined]
+    GPUModelRunner._sample = _sample
+    GPUModelRunner._bookkeeping_sync = _bookkeeping_sync
 
 
 # --- the API server ------------------------------------------------------------------------
