@@ -8,15 +8,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Child", "ChildEnded", "Children", "answers", "free_ports"]
+from wordle.run_reaper import Reaper
+
+__all__ = ["Child", "ChildEnded", "Children", "free_ports"]
 
 HOST = "127.0.0.1"
 _GRACE_S = 5.0
@@ -25,32 +24,29 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildEnded(Exception):
-    """A process ended that should have gone on, or did not get ready."""
+    """A process ended that should have gone on."""
 
 
 @dataclass(frozen=True)
 class Child:
-    """How to start a process, and how to tell that it can be used.
+    """How to start a process.
 
     Attributes:
         name: also its log's.
         argv, env: the command and its whole environment.
-        ready: asked again and again until it is true.
-        patience: seconds until then.
         stdout: file that its output is added to; None: the log.
     """
 
     name: str
     argv: Sequence[str | Path]
     env: Mapping[str, str]
-    ready: Callable[[], bool] = lambda: True
-    patience: float = 300.0
     stdout: Path | None = None
 
 
 class Children:
-    """Processes by name. Call from the main thread: on Linux they end with the one that started
-    them.
+    """Processes by name, on Linux. None of them, nor what they start, outlives this process.
+
+    Call from the main thread: a process ends with the thread that started it.
 
     Args:
         logs: folder for ``<name>.log``, which a restarted process adds to.
@@ -61,6 +57,7 @@ class Children:
         self._specs: dict[str, Child] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         logs.mkdir(parents=True, exist_ok=True)
+        self._reaper = Reaper()
 
     def __enter__(self) -> Children:
         return self
@@ -69,37 +66,22 @@ class Children:
         self.end()
 
     def start(self, child: Child) -> None:
-        """Start it, without waiting until it is ready."""
+        """Start it, without waiting until it can be used."""
         self._specs[child.name] = child
         with contextlib.ExitStack() as stack:
             log = stack.enter_context((self._logs / f"{child.name}.log").open("ab"))
             out = log if child.stdout is None else stack.enter_context(child.stdout.open("ab"))
-            self._processes[child.name] = subprocess.Popen(
+            process = subprocess.Popen(
                 [str(part) for part in child.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
                 env=dict(child.env),
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_die_with_parent,  # the reaper does not know of it yet
             )
-
-    def wait_ready(self, name: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until it is ready.
-
-        Raises:
-            ChildEnded: it ended, or its patience did.
-        """
-        child = self._specs[name]
-        deadline = time.monotonic() + child.patience
-        while not child.ready():
-            self.check(name)
-            if time.monotonic() > deadline:
-                raise ChildEnded(
-                    f"{name} is not ready after {child.patience:.0f} s; {self._last(name)}"
-                )
-            meanwhile()
-            time.sleep(0.2)
+        self._processes[child.name] = process
+        self._reaper.watch(process.pid)
 
     def run(self, child: Child) -> None:
         """Start it and wait until it has ended well.
@@ -108,27 +90,36 @@ class Children:
             ChildEnded: it has not.
         """
         self.start(child)
-        if self._processes[child.name].wait():
+        os.waitid(os.P_PID, self._processes[child.name].pid, os.WEXITED | os.WNOWAIT)
+        if self.ended(child.name):
             self.check(child.name)
         del self._processes[child.name]
 
     def ended(self, name: str) -> int | None:
         """Its exit status; None while it runs."""
-        return self._processes[name].poll()
+        process = self._processes[name]
+        if process.returncode is None and _is_over(process.pid):
+            self.kill(name)
+        return process.returncode
 
     def check(self, *names: str) -> None:
         """Raise ChildEnded if one of them, or of all, does not run."""
         for name in names or self._processes:
-            code = self._processes[name].poll()
+            code = self.ended(name)
             if code is not None:
                 raise ChildEnded(f"{name} ended with status {code}; {self._last(name)}")
 
     def kill(self, name: str) -> None:
-        """SIGKILL it and everything it has started."""
+        """SIGKILL it and everything it has started.
+
+        Its number stays its own until it is waited for, which is therefore the last that is done.
+        """
         process = self._processes[name]
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            self._reaper.forget(process.pid)
+            process.wait()
 
     def restart(self, name: str) -> None:
         """Start it again as it was started."""
@@ -137,15 +128,17 @@ class Children:
 
     def end(self) -> None:
         """SIGTERM to all, then SIGKILL to whatever is left of their sessions."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.terminate()
+        for name, process in self._processes.items():
+            if self.ended(name) is None:
+                os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
+        while any(self.ended(name) is None for name in self._processes):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
         for name in self._processes:
             self.kill(name)
+        self._reaper.end()
 
     def _last(self, name: str) -> str:
         log = self._logs / f"{name}.log"
@@ -155,6 +148,11 @@ class Children:
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _is_over(pid: int) -> bool:
+    """Whether a child has ended; it is not waited for, so its number stays its own."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def free_ports(count: int) -> list[int]:
@@ -174,14 +172,3 @@ def _candidates() -> Iterator[int]:
     start = (os.getpid() * 131 + time.monotonic_ns() // 1000) % (last - first)
     for k in range(last - first):
         yield first + (start + 7 * k) % (last - first)
-
-
-def answers(url: str) -> bool:
-    """Something there speaks HTTP and does not answer with a server error."""
-    try:
-        with urllib.request.urlopen(url, timeout=2):
-            return True
-    except urllib.error.HTTPError as error:
-        return error.code < 500
-    except OSError:
-        return False

@@ -28,12 +28,19 @@ class Kill:
     step: int
     rest_s: float = 2.0
 
+    def __str__(self) -> str:
+        return f"{self.name}@{self.step}"
 
-def parse_kill(text: str, names: tuple[str, ...]) -> Kill:
+
+def parse_kill(text: str, names: tuple[str, ...], steps: int) -> Kill:
     """A kill from how it is written.
 
+    Args:
+        names: of the processes.
+        steps: of the run.
+
     Raises:
-        ValueError: not of that form, or of a process that there is not.
+        ValueError: not of that form, or of a process or after a step that there is not.
     """
     found = _FORM.fullmatch(text)
     if found is None:
@@ -41,4 +48,6 @@ def parse_kill(text: str, names: tuple[str, ...]) -> Kill:
     name, step, rest = found.groups()
     if name not in names:
         raise ValueError(f"there is no process {name!r}, only {', '.join(names)}")
+    if not 1 <= int(step) <= steps:
+        raise ValueError(f"{text!r}: the run has steps 1 to {steps}")
     return Kill(name, int(step), Kill.rest_s if rest is None else float(rest))

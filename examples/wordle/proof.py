@@ -6,7 +6,7 @@ plain safetensors; an engine reads back the weights it multiplies with, where th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +14,71 @@ from thinwire import open_bucket
 from thinwire.chain import Chain
 from thinwire.demo.proof import folder_sha256
 from thinwire.engines.client import UpdateClient
+from thinwire.errors import ThinwireError
+from wordle.proven import proven
 
-__all__ = ["exact", "prove"]
+__all__ = ["prove"]
+
+Say = Callable[[str], None]
 
 
 def prove(
-    end: Mapping[str, Any], bucket: str, urls: Mapping[str, str], mirrors: Mapping[str, Path]
+    end: Mapping[str, Any],
+    bucket: str,
+    urls: Mapping[str, str],
+    mirrors: Mapping[str, Path],
+    say: Say = lambda text: None,
 ) -> dict[str, Any]:
     """Compare the trainer's end with the commit, the mirrors and the engines.
 
+    What cannot be read, or does not answer, is not identical.
+
     Args:
         end: what the trainer told: ``version``, ``state_digest`` and ``sha256`` of its masters
-            when cast by torch.
+            when cast by torch, and how many ``tensors`` they are.
         bucket: URL of the run.
         urls, mirrors: of every server, by name.
+        say: told why something cannot be read.
 
     Returns:
-        ``bit_identical``, ``version``, ``sha256``, ``state_digest``, ``commit`` (the state digest
-        of the version), ``mirrors`` (SHA-256 by server), ``engines`` (attestations by server).
-
-    Raises:
-        ThinwireError: a server or the bucket does not answer.
+        ``bit_identical``, ``version``, ``sha256``, ``state_digest``, ``tensors``, ``commit`` (the
+        state digest of the version), ``mirrors`` (SHA-256 by server), ``engines`` (attestations by
+        server, or their ``error``).
     """
     version = int(end["version"])
-    with open_bucket(bucket) as store:
-        commit = Chain(store).read(version)
-    engines = {name: UpdateClient(url).attest() for name, url in urls.items()}
-    held = {name: folder_sha256(folder) for name, folder in mirrors.items()}
-    same = (
-        commit.digest == end["state_digest"]
-        and all(sha256 == end["sha256"] for sha256 in held.values())
-        and all(exact(answer, version) for answer in engines.values())
-    )
-    return {
-        "bit_identical": same,
+    proof = {
         "version": version,
         "sha256": end["sha256"],
         "state_digest": end["state_digest"],
-        "commit": commit.digest,
-        "mirrors": held,
-        "engines": engines,
+        "tensors": int(end["tensors"]),
+        "commit": _committed(bucket, version, say),
+        "mirrors": {name: _held(folder, say) for name, folder in mirrors.items()},
+        "engines": {name: _attested(url) for name, url in urls.items()},
     }
+    complete = bool(urls) and urls.keys() == mirrors.keys()
+    same = complete and all(good is not False for *_, good in proven(proof))
+    return {"bit_identical": same, **proof}
 
 
-def exact(answer: Mapping[str, Any], version: int) -> bool:
-    """Whether every tensor was read back at this version and is what the commit says."""
-    return bool(
-        answer["version"] == version
-        and answer["exact"]
-        and answer["tensors"] > 0
-        and not answer["differs"]
-        and not answer["not_compared"]
-    )
+def _committed(bucket: str, version: int, say: Say) -> str | None:
+    try:
+        with open_bucket(bucket) as store:
+            return Chain(store).read(version).digest
+    except ThinwireError as error:
+        say(f"version {version} cannot be read: {error}")
+        return None
+
+
+def _held(mirror: Path, say: Say) -> str | None:
+    try:
+        return folder_sha256(mirror)
+    except (OSError, ValueError) as error:
+        say(f"{mirror} cannot be read: {error}")
+        return None
+
+
+def _attested(url: str) -> dict[str, Any]:
+    try:
+        return UpdateClient(url).attest()
+    except ThinwireError as error:
+        return {"error": str(error)}

@@ -1,4 +1,4 @@
-"""How large the model is and how long it learns: one recipe to look at the parts, one to learn."""
+"""What the model is and how long it learns: one recipe to look at the parts, one to learn by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
-__all__ = ["FULL", "QUICK", "Model", "Recipe", "Training"]
+__all__ = ["FULL", "QUICK", "TOP_P", "Model", "Recipe", "Training"]
+
+TOP_P = 0.98
+"""Games are sampled from this share of the likeliest tokens."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,8 @@ class Model:
     Attributes:
         hidden, layers: its width and depth; heads have 32 dimensions, which vLLM needs on a CPU.
         vocabulary: entries of its tokenizer at most.
-        words: how many answers of Wordle the games of the warm-up are played with.
+        words: how many of Wordle's answers the games are played with.
+        nonsense: share of the warm-up's guesses that are no words, for training to unlearn.
         games, lr: games per step and AdamW's learning rate.
         least_steps, most_steps: of the warm-up. It ends, from the least on, when every game that
             the model plays is made of valid tool calls.
@@ -27,6 +31,7 @@ class Model:
     layers: int
     vocabulary: int
     words: int
+    nonsense: float
     games: int
     lr: float
     least_steps: int
@@ -71,14 +76,10 @@ class Recipe:
     training: Training
 
 
-_SMALL = Model(
-    hidden=128, layers=2, vocabulary=1000, words=64, games=8, lr=3e-3, least_steps=150,
-    most_steps=600,
-)  # fmt: skip
-_LARGER = Model(
-    hidden=192, layers=3, vocabulary=1000, words=128, games=8, lr=2e-3, least_steps=300,
-    most_steps=900,
+_MODEL = Model(
+    hidden=128, layers=2, vocabulary=1000, words=64, nonsense=0.4, games=8, lr=3e-3,
+    least_steps=200, most_steps=600,
 )  # fmt: skip
 
-QUICK = Recipe("quick", _SMALL, Training(steps=10, lr=1e-6, batch=16, inflight=16))
-FULL = Recipe("full", _LARGER, Training(steps=120, lr=1e-5))
+QUICK = Recipe("quick", _MODEL, Training(steps=10, lr=1e-6, batch=16, inflight=16))
+FULL = Recipe("full", _MODEL, Training(steps=150, lr=3e-5))

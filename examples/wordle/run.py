@@ -5,201 +5,164 @@
 Starts the environment, two vLLM servers, ``thinwire follow`` and the trainer; shows what happens;
 proves at the end that the trainer, the mirrors and the engines hold the same bits; and writes a
 report. It carries neither weights nor versions: it only reads what the others write down.
+
+The exit status is 4 if anything is not bit-identical, 2 if it cannot run as it was asked to, 1 if
+it failed, and 128 more than the signal that stopped it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.demo.processes import Interrupted, interruptible
+from thinwire.errors import ThinwireError
 from wordle.children import Children
 from wordle.kills import Kill, parse_kill
-from wordle.launch import ENVIRONMENT, FOLLOWER, SERVERS, TRAINER, Launch, Pythons, warmup_child
+from wordle.launch import SERVERS, Launch, Pythons, warmup_child
 from wordle.ledger import Ledger, totals
 from wordle.proof import prove
 from wordle.recipe import FULL, QUICK, Recipe
 from wordle.report import render, summary_lines
+from wordle.run_folder import drop, empty_bucket, fresh, locked, replace_text
+from wordle.run_loop import NAMES, Run, seconds
 from wordle.view import Display
-from wordle.watch import Meter, Tail
 
 __all__ = ["main"]
 
-_NAMES = (*SERVERS, ENVIRONMENT, FOLLOWER, TRAINER)
-_CATCH_UP_S = 120.0
-_NOT_IDENTICAL = 4
+_FAILED, _USAGE, _NOT_IDENTICAL = 1, 2, 4
+_WARM_UP = "warm-up"
 
 
-class Run:
-    """One run, from the warm-up to the proof.
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for.
 
-    Args:
-        recipe: what is done.
-        launch: how processes are started.
-        children: those that were started.
-        ledger: what is known.
-        display: shows it.
-        kills: what is killed, and when.
+    Attributes:
+        report, models: folders, of the report and of warmed-up models.
+        bucket: URL of the run; None: a folder in the report's.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        launch: Launch,
-        children: Children,
-        ledger: Ledger,
-        display: Display,
-        kills: Sequence[Kill],
-    ) -> None:
-        self._recipe, self._launch, self._children = recipe, launch, children
-        self._ledger, self._display = ledger, display
-        self._kills = list(kills)
-        self._resting: dict[str, float] = {}
-        self._steps = Tail(launch.steps_file)
-        self._arrivals = Tail(launch.arrivals_file)
-        self._games = Tail(launch.games_file)
+    recipe: Recipe
+    pythons: Pythons
+    report: Path
+    models: Path
+    kills: tuple[Kill, ...]
+    bucket: str | None
+    seed: int
+    keep: bool
 
-    def go(self) -> dict[str, float]:
-        """Run until every server serves what training ended with; returns seconds."""
-        began = time.monotonic()
-        for name in (ENVIRONMENT, *SERVERS, FOLLOWER, TRAINER):
-            self._start(name)
-        self._display.status("vLLM starts, and waits for version 0")
-        with Meter(self._launch.urls) as meter:
-            first: float | None = None
-            while self._ledger.end is None:
-                self._listen(meter)
-                self._strike()
-                self._check()
-                if first is None and self._ledger.rows:
-                    first = time.monotonic()
-                time.sleep(0.1)
-            self._catch_up(meter)
-        ended = time.monotonic()
-        return {"setup": (first or ended) - began, "run": ended - (first or ended)}
+    @property
+    def work(self) -> Path:
+        """Folder of what the processes leave, which is removed at the end."""
+        return self.report / "work"
 
-    def _start(self, name: str) -> None:
-        specs: dict[str, Callable[[], Any]] = {
-            ENVIRONMENT: self._launch.environment,
-            FOLLOWER: self._launch.follower,
-            TRAINER: self._launch.trainer,
-        }
-        spec = specs[name]() if name in specs else self._launch.server(name)
-        self._children.start(spec)
-
-    # --- while it runs ------------------------------------------------------------------
-
-    def _listen(self, meter: Meter) -> None:
-        for event in self._steps:
-            before = self._ledger.newest
-            self._ledger.step(event)
-            if self._ledger.newest is not before:
-                self._display.status(f"step {event['step']} of {self._recipe.training.steps}")
-        for event in self._arrivals:
-            self._ledger.arrived(event, time.time())
-        self._ledger.games.extend(self._games)
-        self._ledger.samples.extend(meter.take())
-        self._display.refresh()
-
-    def _strike(self) -> None:
-        """Kill what is due, and start again what has rested."""
-        newest = self._ledger.newest
-        for kill in [k for k in self._kills if newest is not None and newest.step >= k.step]:
-            self._kills.remove(kill)
-            self._children.kill(kill.name)
-            self._resting[kill.name] = time.monotonic() + kill.rest_s
-            self._happened(f"{kill.name} killed")
-        for name in [n for n, until in self._resting.items() if until <= time.monotonic()]:
-            del self._resting[name]
-            self._children.restart(name)
-            self._happened(f"{name} started again")
-
-    def _happened(self, what: str) -> None:
-        self._ledger.happened(what, time.time())
-        self._display.say(what, "run")
-
-    def _check(self) -> None:
-        """Whatever nobody killed has to be there; the trainer may end once it said so."""
-        for event in self._steps if self._children.ended(TRAINER) is not None else ():
-            self._ledger.step(event)
-        for name in _NAMES:
-            over = name == TRAINER and self._ledger.end is not None
-            if name not in self._resting and not over:
-                self._children.check(name)
-
-    def _catch_up(self, meter: Meter) -> None:
-        """Wait until every server serves the last version."""
-        last = int((self._ledger.end or {})["version"])
-        self._display.status(f"servers come to version {last}")
-        deadline = time.monotonic() + _CATCH_UP_S
-        while len(self._ledger.arrivals.get(last, {})) < len(SERVERS):
-            self._listen(meter)
-            self._strike()
-            self._check()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"a server is not at version {last} after {_CATCH_UP_S:.0f} s")
-            time.sleep(0.1)
-
-
-# --- the command -----------------------------------------------------------------------------
+    @property
+    def written(self) -> list[Path]:
+        """Files that an earlier run may have left."""
+        logs = [self.report / "logs" / f"{name}.log" for name in (*NAMES, _WARM_UP, "run")]
+        return [self.report / "run.json", self.report / "index.html", *logs]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it; the exit status is 4 if anything is not bit-identical."""
+    """Run it; returns the exit status."""
     given = _parser().parse_args(argv)
+    try:
+        with interruptible():
+            return _main(given)
+    except Interrupted as signal:
+        print(f"wordle: stopped by {signal}; all processes have ended", file=sys.stderr)
+        return 128 + signal.signum
+
+
+def _main(given: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as held:
+        try:
+            plan = _planned(given)
+            bucket = str(plan.work / "bucket") if plan.bucket is None else empty_bucket(plan.bucket)
+            held.enter_context(locked(plan.report))
+            fresh(plan.work, plan.written)
+        except (ThinwireError, ValueError, OSError) as error:
+            hint = getattr(error, "hint", "")
+            print(f"wordle: {error}{'; ' if hint else ''}{hint}", file=sys.stderr)
+            return _USAGE
+        return _attempt(plan, bucket)
+
+
+def _planned(given: argparse.Namespace) -> Plan:
+    """Raises ValueError, FileNotFoundError: it cannot be done."""
     recipe = QUICK if given.quick else FULL
     training = {k: v for k, v in (("steps", given.steps), ("lr", given.lr)) if v is not None}
     recipe = replace(recipe, training=replace(recipe.training, **training))
-    try:
-        kills = [parse_kill(text, _NAMES) for text in given.kill]
-        pythons = Pythons.found()
-    except (ValueError, FileNotFoundError) as error:
-        print(f"wordle: {error}", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, _interrupt)
     report: Path = given.report.resolve()
-    work = report / "work"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    checkpoint = (given.models or report.parent / "wordle-models").resolve() / recipe.model.key
-    bucket = given.bucket or str(work / "bucket")
-    with Children(report / "logs") as children:
-        warmup = _warm_up(children, pythons, recipe, checkpoint)
+    return Plan(
+        recipe,
+        Pythons.found(),
+        report,
+        (given.models or report.parent / "wordle-models").resolve(),
+        tuple(parse_kill(text, NAMES, recipe.training.steps) for text in given.kill),
+        given.bucket,
+        given.seed,
+        given.keep,
+    )
+
+
+def _attempt(plan: Plan, bucket: str) -> int:
+    """Run it, and write a report however it ends."""
+    run: dict[str, Any] = {
+        "recipe": asdict(plan.recipe),
+        "seed": plan.seed,
+        "bucket": bucket,
+        "kills": [asdict(kill) for kill in plan.kills],
+        "cores": os.cpu_count() or 1,
+        "proof": None,
+    }
+    try:
+        _go(plan, bucket, run)
+    except Exception as error:  # noqa: BLE001 - told in one line; the report has no proof
+        (plan.report / "logs" / "run.log").write_text(traceback.format_exc())
+        print(f"wordle: {type(error).__name__}: {error}", file=sys.stderr)
+        return _FAILED
+    finally:
+        replace_text(plan.report / "run.json", json.dumps(run, indent=1) + "\n")
+        replace_text(plan.report / "index.html", render(run))
+    if not plan.keep:
+        drop(plan.work)
+    for line in (*summary_lines(run), f"report: {plan.report / 'index.html'}"):
+        print(line)
+    return 0 if run["proof"]["bit_identical"] else _NOT_IDENTICAL
+
+
+def _go(plan: Plan, bucket: str, run: dict[str, Any]) -> None:
+    """From the warm-up to the proof; adds to ``run`` what becomes known."""
+    recipe, checkpoint = plan.recipe, plan.models / plan.recipe.model.key
+    with Children(plan.report / "logs") as children:
+        run["releases"] = plan.pythons.releases()
+        run["warmup"] = warmup = _warm_up(children, plan.pythons, recipe, checkpoint)
         launch = Launch(
-            pythons, recipe, bucket, work, checkpoint,
-            cores=os.cpu_count() or 1, seed=given.seed,
-        )  # fmt: skip
+            plan.pythons, recipe, bucket, plan.work, checkpoint, cores=run["cores"], seed=plan.seed
+        )
         names = {url: name for name, url in launch.urls.items()}
         ledger = Ledger(names, full_bytes=int(warmup["serving_bytes"]))
+        began = time.time()
         with Display(ledger) as display:
-            _introduce(display, recipe, bucket, report, warmup)
-            seconds = Run(recipe, launch, children, ledger, display, kills).go()
-            mirrors = {name: launch.mirror(name) for name in SERVERS}
-            proof = prove(ledger.end or {}, bucket, launch.urls, mirrors)
-    run = {
-        "recipe": asdict(recipe),
-        "seed": given.seed,
-        "warmup": warmup,
-        **ledger.to_json(),
-        "totals": totals(ledger),
-        "proof": proof,
-        "seconds": seconds,
-    }
-    (report / "run.json").write_text(json.dumps(run, indent=1) + "\n")
-    (report / "index.html").write_text(render(run), encoding="utf-8")
-    if not given.keep:
-        shutil.rmtree(work, ignore_errors=True)
-    for line in (*summary_lines(run), f"report: {report / 'index.html'}"):
-        print(line)
-    return 0 if proof["bit_identical"] else _NOT_IDENTICAL
+            _introduce(display, recipe, bucket, plan.report, warmup)
+            try:
+                steps = recipe.training.steps
+                Run(steps, launch, children, ledger, display, plan.kills).go()
+                mirrors = {name: launch.mirror(name) for name in SERVERS}
+                run["proof"] = prove(ledger.end or {}, bucket, launch.urls, mirrors, display.say)
+            finally:
+                run.update(ledger.to_json(), totals=totals(ledger), seconds=seconds(ledger, began))
 
 
 def _warm_up(
@@ -232,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m wordle.run", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="a smaller model, a few steps")
-    parser.add_argument("--steps", type=int, help="optimizer steps")
+    parser.add_argument("--steps", type=_count, help="optimizer steps")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="of the trainer and the games")
     parser.add_argument("--bucket", help="URL; an empty prefix. Default: a folder in the report's")
@@ -244,13 +207,15 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME@STEP",
-        help=f"SIGKILL {', '.join(_NAMES)} after a step, and start it again; repeatable",
+        help=f"SIGKILL {', '.join(NAMES)} after a step, and start it again; repeatable",
     )
     return parser
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("not 1 or more")
+    return number
 
 
 if __name__ == "__main__":

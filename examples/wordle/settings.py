@@ -19,7 +19,7 @@ class Settings:
         checkpoint: folder of the warmed-up model.
         bucket: URL of the run.
         servers: URLs of the vLLM servers that games are played on.
-        output: folder for the trainer's checkpoints; it goes on from the last one there.
+        output: folder for the trainer's checkpoints; it goes on from the last whole one.
         events: file that a line of JSON is added to after every step, and at the end.
         training: how it learns.
         threads: for torch.

@@ -1,7 +1,7 @@
 """A small Qwen3 that knows how to call the tool, and nothing yet of playing well.
 
-It is trained from nothing on made-up games, whose guesses are half of the time any word and half
-of the time one that agrees with what the game has answered. The rest is for reinforcement learning.
+It is trained from nothing on made-up games, many of whose guesses are no words at all. The rest is
+for reinforcement learning.
 The checkpoint is in fp32: masters that lie off the bf16 grid, as those of any training run do.
 """
 
@@ -21,16 +21,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import get_json_schema
 
-from wordle.player import WordlePlayer, answer_text
-from wordle.recipe import Model
-from wordle.rules import mark
+from wordle.made_up import games
+from wordle.player import WordlePlayer
+from wordle.recipe import TOP_P, Model
+from wordle.run_folder import locked, replace_text
 from wordle.words import some_answers
 
-__all__ = ["PROMPT", "games", "warm_up"]
+__all__ = ["warm_up"]
 
-PROMPT = "Guess the 5-letter word."
-CLOSING = "done"
-_GUESSES = 6
 _CHUNK = 50
 _PLAYED = 32
 _SPECIAL = [
@@ -46,7 +44,7 @@ class NotLearned(Exception):
 def warm_up(
     folder: Path, recipe: Model, words: Sequence[str], say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Train the model and save it, in fp32 with its tokenizer; once per recipe.
+    """Train the model and save it, in fp32 with its tokenizer; once per recipe, by one process.
 
     Args:
         folder: made; if it holds the finished model already, nothing is done.
@@ -61,9 +59,17 @@ def warm_up(
         NotLearned: the model does not emit valid tool calls after ``most_steps``.
     """
     done = folder / "warmup.json"
-    if done.is_file():
-        found: dict[str, Any] = json.loads(done.read_text())
-        return found
+    with locked(folder, wait=True):
+        if not done.is_file():
+            figures = _warmed_up(folder, recipe, words, say)
+            replace_text(done, json.dumps(figures) + "\n")  # last: the model is whole now
+    found: dict[str, Any] = json.loads(done.read_text())
+    return found
+
+
+def _warmed_up(
+    folder: Path, recipe: Model, words: Sequence[str], say: Callable[[str], None]
+) -> dict[str, Any]:
     began = time.monotonic()
     torch.manual_seed(recipe.seed)
     drawn = random.Random(recipe.seed)
@@ -86,7 +92,7 @@ def warm_up(
     served = folder / "served"  # what servers load before there is a version
     model.to(torch.bfloat16).save_pretrained(served)
     tokenizer.save_pretrained(served)
-    figures = {
+    return {
         "steps": steps,
         "seconds": time.monotonic() - began,
         "loss": loss,
@@ -94,43 +100,6 @@ def warm_up(
         "parameters": sum(p.numel() for p in model.parameters()),
         "serving_bytes": sum(2 * p.numel() for p in model.parameters()),
     }
-    done.write_text(json.dumps(figures) + "\n")
-    return figures
-
-
-# --- games ---------------------------------------------------------------------------------
-
-
-def games(words: Sequence[str], drawn: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Conversations of whole games, without end."""
-    while True:
-        secret = drawn.choice(words)
-        told: list[tuple[str, str]] = []
-        messages: list[dict[str, Any]] = [{"role": "user", "content": PROMPT}]
-        while len(told) < _GUESSES and not (told and told[-1][0] == secret):
-            word = _guess(words, told, drawn)
-            told.append((word, mark(word, secret)))
-            won, left = word == secret, _GUESSES - len(told)
-            messages += _turn(word, answer_text(word, told[-1][1], won=won, left=left))
-        messages.append({"role": "assistant", "content": CLOSING})
-        yield messages
-
-
-def _guess(words: Sequence[str], told: Sequence[tuple[str, str]], drawn: random.Random) -> str:
-    guessed = {word for word, _ in told}
-    left = [word for word in words if word not in guessed]
-    if drawn.random() < 0.5:
-        agreeing = [w for w in left if all(mark(word, w) == marks for word, marks in told)]
-        return drawn.choice(agreeing or left)
-    return drawn.choice(left)
-
-
-def _turn(word: str, answer: str) -> list[dict[str, Any]]:
-    call = {"type": "function", "function": {"name": "guess", "arguments": {"word": word}}}
-    return [
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "guess", "content": answer},
-    ]
 
 
 # --- model and tokenizer -------------------------------------------------------------------
@@ -154,7 +123,7 @@ def _tokenizer(recipe: Model, words: Sequence[str]) -> PreTrainedTokenizerFast:
     drawn = random.Random(recipe.seed)
     texts = [
         plain.apply_chat_template(game, tools=_schema(), tokenize=False, chat_template=template)
-        for game, _ in zip(games(words, drawn), range(300))
+        for game, _ in zip(games(words, recipe.nonsense, drawn), range(300))
     ]
     inner.train_from_iterator(
         texts,
@@ -203,7 +172,7 @@ def _batches(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Games as token ids, and as labels only what the player says."""
     template, schema = _template("qwen3_training.jinja"), _schema()
-    played = games(words, drawn)
+    played = games(words, recipe.nonsense, drawn)
     while True:
         rows = [
             tokenizer.apply_chat_template(
@@ -255,8 +224,8 @@ def valid_calls(
     """Share of sampled first turns and second turns that are one tool call and nothing else."""
     drawn = random.Random(1)
     starts = []
-    for game, _ in zip(games(words, drawn), range(_PLAYED)):
-        starts.append(game[:1] if drawn.random() < 0.5 or len(game) < 4 else game[:3])
+    for game, _ in zip(games(words, 0.0, drawn), range(_PLAYED)):
+        starts.append(game[:1] if drawn.random() < 0.5 or len(game) < 5 else game[:3])
     good = 0
     for start in starts:
         ids = tokenizer.apply_chat_template(
@@ -267,7 +236,7 @@ def valid_calls(
             return_tensors="pt",
             return_dict=True,
         )
-        made = model.generate(**ids, max_new_tokens=48, do_sample=True)
+        made = model.generate(**ids, max_new_tokens=48, do_sample=True, top_p=TOP_P)
         good += _is_call(tokenizer.decode(made[0][ids["input_ids"].shape[1] :]))
     return good / len(starts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import threading
 import time
@@ -30,7 +31,10 @@ class Tail:
         self._read = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """What was added since the last time, by whole lines."""
+        """What was added since the last time, by whole lines.
+
+        A line that a killed process has left half written, with whatever follows on it, is skipped.
+        """
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -40,7 +44,11 @@ class Tail:
         whole = added[: added.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            yield json.loads(line)
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            yield found
 
 
 class Meter:
@@ -78,7 +86,8 @@ class Meter:
 
     def _run(self, name: str, url: str) -> None:
         while not self._stop.wait(self._every):
-            with contextlib.suppress(OSError, ValueError):  # it is not up, or was killed
+            # it is not up, or was killed while it answered
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                 tokens = _generated(url)
                 with self._lock:
                     self._samples.append(Sample(time.time(), name, tokens))
