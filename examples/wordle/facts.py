@@ -12,15 +12,17 @@ __all__ = ["UNKNOWN", "count", "facts", "held", "known", "logged", "rate", "show
 
 UNKNOWN = "…"
 _STALENESS, _CALLS = "sample/staleness_max", "tools/guess/call_total"
+_TRAINED = "batch/samples_per_step"
 
 
 def known(run: Mapping[str, Any]) -> dict[str, Any]:
     """The run's totals; None for those that nothing was measured for."""
     t, versions = dict(run.get("totals") or {}), run.get("versions") or []
     games = t.get("games") or 0
-    payloads = [p for p in logged(versions, "thinwire/payload_bytes") if p is not None]
+    payloads = [p for p in logged(versions, "thinwire/payload_bytes_max") if p is not None]
     t["max_payload_bytes"] = max(payloads, default=None)
-    t["mean_payload_bytes"] = sum(payloads) / len(payloads) if payloads else None
+    publishes = t.get("publishes") or 0
+    t["mean_payload_bytes"] = t.get("payload_bytes", 0) / publishes if publishes else None
     t["won_share"] = t.get("won", 0) / games if games else None
     t["one_full_bytes"] = run.get("full_bytes")
     t["parameters"] = (run.get("warmup") or {}).get("parameters")
@@ -29,10 +31,12 @@ def known(run: Mapping[str, Any]) -> dict[str, Any]:
         (t.get("payload_bytes"), ("payload_bytes", "full_bytes", "ratio", "mean_changed_share")),
         (t.get("max_pause_s"), ("mean_pause_s", "max_pause_s")),
         (t.get("tokens_per_s"), ("tokens_per_s",)),
-        (t.get("tokens_per_s_syncing"), ("tokens_per_s_syncing",)),
+        (t.get("tokens_per_s_before"), ("tokens_per_s_before",)),
+        (t.get("tokens_per_s_after"), ("tokens_per_s_after",)),
         (_any(versions, "reward"), ("reward_first", "reward_last")),
         (_any(versions, _STALENESS), ("max_staleness",)),
         (_any(versions, _CALLS), ("tool_failures",)),
+        (_any(versions, _TRAINED), ("trained", "dropped")),
     ):
         for name in names:
             t[name] = t.get(name) if measured else None
@@ -49,6 +53,8 @@ def facts(run: Mapping[str, Any]) -> dict[str, str]:
         "games": count(t.get("games")),
         "won": count(t.get("won")),
         "won_share": percent(t["won_share"]),
+        "trained": count(t["trained"]),
+        "dropped": count(t["dropped"]),
         "guesses": count(t.get("guesses")),
         "tool_failures": count(t["tool_failures"]),
         "reward_first": shown(t["reward_first"], lambda r: f"{r:.3f}"),
@@ -64,7 +70,8 @@ def facts(run: Mapping[str, Any]) -> dict[str, str]:
         "max_pause": held(t["max_pause_s"]),
         "staleness": shown(t["max_staleness"], lambda s: f"{s:.0f}"),
         "speed": rate(t["tokens_per_s"]),
-        "speed_syncing": rate(t["tokens_per_s_syncing"]),
+        "speed_before": rate(t["tokens_per_s_before"]),
+        "speed_after": rate(t["tokens_per_s_after"]),
         "setup": shown(t["setup_s"], lambda s: f"{s:.0f} s"),
         "run": shown(t["run_s"], lambda s: f"{s:.0f} s"),
     }

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any
 
-__all__ = ["Arrival", "Happening", "Ledger", "Row", "Sample", "totals"]
+from wordle.speed import Sample, around, tokens_per_s
 
-_NEAR_S = 1.0
+__all__ = ["Arrival", "Happening", "Ledger", "Row", "Sample", "totals"]
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,15 @@ class Happening:
     what: str
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Tokens that a server has generated since it started, at a clock time."""
-
-    at: float
-    server: str
-    tokens: float
-
-
 @dataclass
 class Row:
     """A version: the optimizer step that made it, and who serves it.
 
     Attributes:
         at: clock time of the trainer's log record, just after the commit.
-        logs: what the trainer logged, under TRL's and thinwire's own names.
+        logs: what the trainer logged, under TRL's and thinwire's own names. Reward and staleness
+            are of the games that were taken from the queue during the step, which the next step is
+            trained on: they are taken one batch ahead. The first row's are of two batches.
         arrivals: by server.
     """
 
@@ -66,8 +58,13 @@ class Row:
 
     @property
     def payload_bytes(self) -> float | None:
-        """Bytes of the payload; None if nothing was published."""
+        """Bytes of the payload, the mean if there were several; None if nothing was published."""
         return self.logs.get("thinwire/payload_bytes")
+
+    @property
+    def publishes(self) -> int:
+        """Since the row before: more than one after a restart of the trainer."""
+        return int(self.logs.get("thinwire/publishes", 0))
 
     @property
     def changed_share(self) -> float | None:
@@ -148,20 +145,33 @@ class Ledger:
 
 
 def totals(ledger: Ledger) -> dict[str, Any]:
-    """The run in a few numbers; seconds, bytes, and shares from 0 to 1."""
+    """The run in a few numbers; seconds, bytes, and shares from 0 to 1.
+
+    ``versions`` are all that there are, of which ``publishes`` were deltas that the trainer told
+    of: version 0 is none, nor is the version by which a restarted trainer takes the run over.
+    ``trained`` and ``dropped`` are games, and include those of steps that a restart has lost.
+    """
     rows = [row for _, row in sorted(ledger.rows.items())]
-    sent = [row.payload_bytes for row in rows if row.payload_bytes is not None]
-    pauses = [a.paused_s for row in rows for a in row.arrivals.values() if a.paused_s is not None]
+    publishes = sum(row.publishes for row in rows)
+    sent = sum(row.logs.get("thinwire/payload_bytes_total", 0.0) for row in rows)
+    full = ledger.full_bytes * publishes
+    shares = [(row.changed_share or 0.0) * row.publishes for row in rows]
+    pauses = [
+        arrival.paused_s
+        for found in ledger.arrivals.values()
+        for arrival in found.values()
+        if arrival.paused_s is not None
+    ]
     rewards = [row.logs["reward"] for row in rows if "reward" in row.logs]
     quarter = max(1, len(rewards) // 4)
     return {
-        "versions": len(rows),
-        "payload_bytes": sum(sent),
-        "full_bytes": ledger.full_bytes * len(sent),
-        "ratio": ledger.full_bytes * len(sent) / max(1.0, sum(sent)),
-        "mean_changed_share": _mean(
-            [row.changed_share for row in rows if row.changed_share is not None]
-        ),
+        "versions": max([-1, *ledger.rows, *ledger.arrivals, (ledger.end or {}).get("version", -1)])
+        + 1,
+        "publishes": publishes,
+        "payload_bytes": sent,
+        "full_bytes": full,
+        "ratio": full / max(1.0, sent),
+        "mean_changed_share": sum(shares) / max(1, publishes),
         "mean_pause_s": _mean(pauses),
         "max_pause_s": max(pauses, default=0.0),
         "max_staleness": max(
@@ -171,6 +181,8 @@ def totals(ledger: Ledger) -> dict[str, Any]:
         "reward_last": _mean(rewards[-quarter:]),
         "games": len(ledger.games),
         "won": sum(bool(game["won"]) for game in ledger.games),
+        "trained": sum(round(row.logs.get("batch/samples_per_step", 0.0)) for row in rows),
+        "dropped": sum(round(row.logs.get("sample/dropped_stale_total", 0.0)) for row in rows),
         "guesses": sum(len(game["guesses"]) for game in ledger.games),
         "tool_failures": sum(row.logs.get("tools/guess/failure_total", 0.0) for row in rows),
         **_speeds(ledger),
@@ -178,31 +190,29 @@ def totals(ledger: Ledger) -> dict[str, Any]:
 
 
 def _speeds(ledger: Ledger) -> dict[str, float]:
-    """Tokens per second over all servers, near the moments when they move to a version, and else.
+    """Tokens per second: of all servers, and of one around the moments when it has moved.
 
-    Near is the same for all, a second before and after: the time that a version takes to arrive is
-    long when the machine is busy, so counting that time would find the busy moments. What is before
-    the first version and after the last does not count, nor does a server that is down.
+    The first is over clock time, from the first row to the last arrival; a server that is down
+    generates nothing. The others are means over all moves, of a second each. The one before has the
+    pause in it. What is asked of the servers is about the same in both, which it is not at other
+    times: how much they generate there tells whether anybody asks, and little of moving.
     """
-    tokens, seconds = [0.0, 0.0], [0.0, 0.0]
-    ends = [a.at for row in ledger.rows.values() for a in row.arrivals.values()]
+    arrivals = [a for found in ledger.arrivals.values() for a in found.values()]
     first = min((row.at for row in ledger.rows.values()), default=0.0)
+    last = max((arrival.at for arrival in arrivals), default=0.0)
+    before, after = [], []
     for server in ledger.servers.values():
-        found = [r.arrivals[server] for r in ledger.rows.values() if server in r.arrivals]
-        moves = [arrival.at for arrival in found if arrival.paused_s is not None]
         own = [sample for sample in ledger.samples if sample.server == server]
-        for before, after in pairwise(own):
-            if after.tokens < before.tokens:  # it was restarted
-                continue
-            if not ends or after.at <= first or before.at >= max(ends):
-                continue
-            middle = (before.at + after.at) / 2
-            near = any(abs(middle - at) <= _NEAR_S for at in moves)
-            tokens[near] += after.tokens - before.tokens
-            seconds[near] += (after.at - before.at) / len(ledger.servers)
+        found = [of[server] for of in ledger.arrivals.values() if server in of]
+        for moved in (arrival.at for arrival in found if arrival.paused_s is not None):
+            earlier, later = around(own, [moved], (-1.0, 0.0, 1.0))
+            if earlier is not None and later is not None:
+                before.append(earlier)
+                after.append(later)
     return {
-        "tokens_per_s": tokens[0] / seconds[0] if seconds[0] else 0.0,
-        "tokens_per_s_syncing": tokens[1] / seconds[1] if seconds[1] else 0.0,
+        "tokens_per_s": tokens_per_s(ledger.samples, first, last) or 0.0,
+        "tokens_per_s_before": _mean(before),
+        "tokens_per_s_after": _mean(after),
     }
 
 

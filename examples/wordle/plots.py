@@ -65,14 +65,17 @@ def _learning(versions: Sequence[Mapping[str, Any]]) -> list[Figure]:
     )
     return [
         Figure(
-            "reward", "Reward", "Mean over the games that a step learned from.", xs,
+            "reward", "Reward",
+            "Mean over the games taken from the queue during a step; the next one learns from "
+            "them.", xs,
             (Series("step", rewards, 2, dots=True),
              Series(f"mean of {span} steps", _running(rewards, span))),
             _plain,
         ),
         Figure(
             "staleness", "Staleness",
-            "Versions by which the weights that played a step's games were behind the trainer.",
+            "Versions by which the weights that played a game were behind the trainer when it was "
+            "taken from the queue; it is trained on one step later.",
             xs, stale, _plain,
         ),
         Figure(
@@ -104,7 +107,8 @@ def _moved(versions: Sequence[Mapping[str, Any]]) -> list[Figure]:
             percent,
         ),
         Figure(
-            "payload", "Payload", "Bytes uploaded per version.", xs, (payload,), size, stacked=True
+            "payload", "Payload", "Bytes uploaded per version, in the mean since the one before.",
+            xs, (payload,), size, stacked=True,
         ),
     ]  # fmt: skip
 

@@ -62,15 +62,17 @@ def summary_lines(run: Mapping[str, Any]) -> list[str]:
     """The totals and the proof, for a terminal."""
     f = facts(run)
     lines = [
-        f"{f['versions']} versions, {f['games']} games played, {f['won']} won ({f['won_share']}), "
-        f"weights at most {f['staleness']} behind the trainer",
+        f"{f['versions']} versions, {f['games']} games played, {f['won']} won ({f['won_share']})",
+        f"{f['trained']} games trained on, {f['dropped']} dropped as stale; when taken from the "
+        f"queue, weights at most {f['staleness']} behind the trainer, one step before training",
         f"reward {f['reward_first']} in the first quarter, {f['reward_last']} in the last",
         f"shipped {f['shipped']} instead of {f['full']} in full checkpoints: {f['ratio']} times "
         "less",
         f"per version {f['payload']}, {f['changed']} of {f['parameters']} weights changed",
         f"a server held its requests for {f['mean_pause']} per version, {f['max_pause']} at most",
-        f"{f['speed_syncing']} tokens per second within a second of moving to a version, "
-        f"{f['speed']} otherwise",
+        f"{f['speed']} tokens per second of all servers; of a server {f['speed_before']} in the "
+        f"second before it has moved to a version, pause included, {f['speed_after']} in the one "
+        "after",
         f"{f['setup']} until the first version, {f['run']} from there",
     ]
     rows = proven(run.get("proof"))
@@ -114,11 +116,18 @@ def _tiles(f: Mapping[str, str]) -> str:
         (f["mean_pause"], f"a server holds requests per version; {f['max_pause']} at most"),
         (f"{f['reward_first']} → {f['reward_last']}", "reward, first and last quarter"),
         (f["won_share"], f"of {f['games']} games won; {f['tool_failures']} tool calls failed"),
+        (f["trained"], f"games trained on; {f['dropped']} dropped as stale"),
+        (f["speed"], "tokens per second, all servers"),
         (
-            f"{f['speed_syncing']} / {f['speed']}",
-            "tokens per second, within a second of moving to a version / otherwise",
+            f"{f['speed_before']} / {f['speed_after']}",
+            "tokens per second of a server, in the second before it has moved to a version (the "
+            "pause is in it) / in the second after",
         ),
-        (f["staleness"], "versions behind the trainer, at most"),
+        (
+            f["staleness"],
+            "versions behind the trainer, at most, when a game is taken from the queue; it is "
+            "trained on one step later",
+        ),
         (f["run"], f"from the first version on; {f['setup']} until then"),
     )
     cells = (f"<div><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in tiles)
@@ -224,7 +233,12 @@ def _versions(run: Mapping[str, Any]) -> str:
             )
         )
     table = _table(map(escape, heads), (map(escape, row) for row in rows), "figures")
-    return _section("Every version", "", table)
+    says = (
+        "A step takes its games one batch ahead: reward and staleness of a row are those of the "
+        "batch that the next step is trained on, and the first row's those of two batches. Calls "
+        "are those that were made meanwhile."
+    )
+    return _section("Every version", says, table)
 
 
 def _settings(run: Mapping[str, Any]) -> str:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from wordle.ledger import Sample
+__all__ = ["Sample", "around", "reading_s", "tokens_between", "tokens_per_s"]
 
-__all__ = ["around", "reading_s", "tokens_between", "tokens_per_s"]
+
+@dataclass(frozen=True)
+class Sample:
+    """Tokens that a server has generated since it started, at a clock time."""
+
+    at: float
+    server: str
+    tokens: float
 
 
 def tokens_between(samples: Sequence[Sample], edges: Sequence[float]) -> list[float]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
+from thinwire.demo.display import Screen
 from thinwire.demo.table import percent, size
 from wordle.facts import UNKNOWN, held, rate, shown, times
 from wordle.ledger import Ledger, Row
@@ -23,7 +21,8 @@ HEADERS = (
 )  # fmt: skip
 """``won``: of the games that ended since the version before. ``full/``: a full checkpoint over the
 payload. ``pause``: of the server that held its requests longest. ``stale``: versions by which the
-weights that played were behind, mean and most. ``tok/s``: until the next version."""
+weights that played were behind when a game was taken from the queue, mean and most; the next step
+is trained on it. ``tok/s``: until the next version."""
 
 _WIDTHS = (3, 4, 6, 7, 7, 8, 5, 7, 7, 6)
 _MIN_WIDTH = 74
@@ -47,34 +46,23 @@ def cells(ledger: Ledger, row: Row, won: str = UNKNOWN, speed: float | None = No
     ]
 
 
-class Display:
+class Display(Screen):
     """Say what begins, show versions as they come.
 
-    On a terminal the table is redrawn in place, as many of its last rows as fit, and printed whole
-    at the end. Elsewhere a version is a line, once every server has it or there is a newer one.
+    Without a terminal, a version is a line once every server has it or there is a newer one.
     """
 
     def __init__(self, ledger: Ledger, console: Console | None = None) -> None:
+        # a thread that redraws would read what this one changes
+        super().__init__(HEADERS, _WIDTHS, min_width=_MIN_WIDTH, console=console, redraws=None)
         self._ledger = ledger
-        self._console = console or Console(stderr=True, highlight=False, markup=False)
-        self._started = time.monotonic()
-        self._live: Live | None = None
-        self._status = ""
+        self._doing = ""
         self._last = ""
         self._printed = -1
         self._drawn = 0.0
         self._won: dict[int, str] = {}
         self._counted = (0, 0)
         self._speeds: dict[int, float | None] = {}
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._live = Live(
-                console=self._console, transient=True, get_renderable=self._picture,
-                auto_refresh=False,  # its thread would read what this one changes
-            )  # fmt: skip
-            self._live.start()
-        return self
 
     def __exit__(
         self,
@@ -84,25 +72,20 @@ class Display:
     ) -> None:
         self._count_games()
         if self._live is None:
-            self._print(sorted(self._ledger.rows))
-            return
-        self._live.stop()
-        self._live = None
-        if self._ledger.rows:
-            self._console.print(self._table(len(self._ledger.rows)))
+            self._print_versions(sorted(self._ledger.rows))
+        super().__exit__(kind, error, trace)
 
     def say(self, text: str, source: str = "") -> None:
         """One line about what happens, with the time since the start."""
         if source:
             self._last = text
-            text = f"[{self._clock():6.1f} s] {source:<9}{text}"
-        self._console.print(text, soft_wrap=True)
+        super().say(text, source)
 
     def status(self, text: str) -> None:
         """What is being done, under the table; elsewhere a line, until versions tell enough."""
-        if self._live is None and self._printed < 0 and text != self._status:
-            self._console.print(f"[{self._clock():6.1f} s] {text}", soft_wrap=True)
-        self._status = text
+        if self._live is None and self._printed < 0 and text != self._doing:
+            self._print(f"[{self._clock():5.1f} s] {text}")
+        self._doing = text
         self._draw()
 
     def refresh(self) -> None:
@@ -113,14 +96,15 @@ class Display:
             servers = len(self._ledger.servers)
             whole = [v for v in versions if len(self._ledger.rows[v].arrivals) == servers]
             reached = max([*whole, *versions[:-1]], default=-1)
-            self._print([version for version in versions if version <= reached])
+            self._print_versions([version for version in versions if version <= reached])
         elif time.monotonic() - self._drawn > _REDRAW_S:
             self._draw()
 
     def _draw(self) -> None:
-        if self._live is not None:
-            self._drawn = time.monotonic()
-            self._live.refresh()
+        self._drawn = time.monotonic()
+        last = f" · last: {self._last}" if self._last else ""
+        super().status(self._doing + last)
+        super()._draw()
 
     def _count_games(self) -> None:
         """How many games ended since the version before, for each version that is new."""
@@ -135,13 +119,18 @@ class Display:
             self._won[max(new)] = f"{won - before[1]}/{played - before[0]}"
         self._counted = (played, won)
 
-    def _print(self, versions: Sequence[int]) -> None:
+    def _print_versions(self, versions: Sequence[int]) -> None:
         for version in versions:
             if version > self._printed:
                 if self._printed < 0:
-                    self._console.print(_line(HEADERS), soft_wrap=True)
+                    self._print_row(HEADERS)
                 self._printed = version
-                self._console.print(_line(self._cells(version)), soft_wrap=True)
+                self._print_row(self._cells(version))
+
+    def _rows(self) -> Iterable[tuple[Sequence[str], bool]]:
+        for version in sorted(self._ledger.rows):
+            served = len(self._ledger.rows[version].arrivals) == len(self._ledger.servers)
+            yield self._cells(version), served
 
     def _cells(self, version: int) -> list[str]:
         row = self._ledger.rows[version]
@@ -160,26 +149,3 @@ class Display:
         if after and samples[-1].at >= end:
             self._speeds[row.version] = found
         return found
-
-    def _picture(self) -> Group:
-        shown_rows = max(3, self._console.height - 8)
-        last = f" · last: {self._last}" if self._last else ""
-        parts = [self._table(shown_rows)] if self._ledger.rows else []
-        return Group(*parts, Text(f"{self._clock():.0f} s  {self._status}{last}", style="dim"))
-
-    def _table(self, last: int) -> Table:
-        table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
-        wide = self._console.width >= _MIN_WIDTH
-        for header, width in zip(HEADERS, _WIDTHS):
-            table.add_column(header, justify="right", no_wrap=True, min_width=width if wide else 1)
-        for version in sorted(self._ledger.rows)[-last:]:
-            served = len(self._ledger.rows[version].arrivals) == len(self._ledger.servers)
-            table.add_row(*self._cells(version), style="" if served else "dim")
-        return table
-
-    def _clock(self) -> float:
-        return time.monotonic() - self._started
-
-
-def _line(texts: Sequence[str]) -> str:
-    return "  ".join(text.rjust(width) for text, width in zip(texts, _WIDTHS))

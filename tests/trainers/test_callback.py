@@ -167,7 +167,9 @@ def test_figures_are_in_the_trainers_records(tmp_path: Path, bucket: Path) -> No
     assert any("loss" in log for log in recorded)
     for log in recorded:
         assert 0 < log["thinwire/changed_share"] <= 1
-        assert log["thinwire/payload_bytes"] > 0
+        count, mean = log["thinwire/publishes"], log["thinwire/payload_bytes"]
+        assert log["thinwire/payload_bytes_total"] == pytest.approx(count * mean)
+        assert log["thinwire/payload_bytes_max"] >= mean > 0
         assert all(log[f"thinwire/{k}_s"] >= 0 for k in ("diff", "encode", "upload", "commit"))
     # nothing of the trainer's own is lost
     assert [log["step"] for log in trainer.state.log_history if "loss" in log] == [2, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ import pytest
 pytest.importorskip("trl")
 pytestmark = pytest.mark.trl
 
+import aiohttp  # noqa: E402
+import numpy as np  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # noqa: E402
 
+from servers.json_http import JsonServer  # noqa: E402
+from servers.ports import free_port  # noqa: E402
 from thinwire.errors import Misuse  # noqa: E402
 from thinwire.trainers.trl import DeltaWeightTransfer  # noqa: E402
-from thinwire.trainers.trl_rollouts import spread_rollouts  # noqa: E402
+from thinwire.trainers.trl_rollouts import Servers, spread_rollouts  # noqa: E402
 from trainers._async_grpo import make_trainer, tiny_checkpoint  # noqa: E402
 from trainers._server import ReplicaServer  # noqa: E402
 
@@ -82,3 +88,79 @@ def test_a_worker_of_ones_own_is_not_spread(tmp_path: Path) -> None:
         spread_rollouts(trainer, transfer, ["http://127.0.0.1:1"])
     with pytest.raises(Misuse, match="names no server"):
         spread_rollouts(trainer, transfer, [])
+
+
+@pytest.mark.parametrize(
+    ("versions", "used", "behind"),
+    [
+        ([0, 1, 2, 3], 3, 0),
+        ([0, 1, 2, 3], 1, 2),
+        ([0, 2, 5], 3, 1),  # numbers that are no sync are not counted
+        ([16, 17], 16, 1),
+        ([16, 17], 4, 13),  # from before a restart
+        ([16, 17], 15, 2),
+    ],
+)
+def test_a_rollout_is_as_old_as_the_weights_it_used(
+    tmp_path: Path, versions: list[int], used: int, behind: int
+) -> None:
+    transfer = DeltaWeightTransfer(tmp_path / "bucket")
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    trainer = make_trainer(tmp_path, checkpoint, transfer, own_rollouts=False)
+    spread_rollouts(trainer, transfer, ["http://127.0.0.1:1"])
+    transfer.versions += versions
+    trainer.model_version = 30
+    sample = RolloutSample(
+        prompt=[], completion=[], input_ids=np.array([1]), completion_mask=np.array([1]),
+        old_log_probs=np.array([0.0]), advantage=0.0, model_version=30, group_id=0,
+        metrics={"thinwire/used_version": float(used)},
+    )  # fmt: skip
+    trainer.rollout_worker.rollout_buffer.put(sample)
+    assert trainer.rollout_queue.get(timeout=10).model_version == 30 - behind
+
+
+def asked(status: int, answer: Any) -> tuple[dict[str, Any], list[int]]:
+    """What is made of a server's answer."""
+    port = free_port()
+    server = JsonServer(port, lambda *request: (status, answer))
+
+    async def ask() -> tuple[dict[str, Any], list[int]]:
+        async with aiohttp.ClientSession() as session:
+            return await Servers([f"http://127.0.0.1:{port}"]).ask(session, {}, 10.0)
+
+    try:
+        return asyncio.run(ask())
+    finally:
+        server.stop()
+
+
+def spans(*versions: str | None) -> list[dict[str, Any]]:
+    return [{"version": version, "start": n, "end": n + 1} for n, version in enumerate(versions)]
+
+
+def test_versions_of_a_completion() -> None:
+    choice = {"token_ids": [7, 8], "weight_versions": spans("3", "4")}
+    assert asked(200, {"choices": [choice]}) == (choice, [3, 4])
+
+
+@pytest.mark.parametrize("told", [None, []])
+def test_a_completion_without_tokens_came_from_no_version(told: Any) -> None:
+    choice = {"token_ids": [], "weight_versions": told}
+    assert asked(200, {"choices": [choice]})[1] == []
+
+
+@pytest.mark.parametrize("told", [None, [], spans("default"), spans("3", "default"), spans(None)])
+def test_a_server_that_tells_no_versions(told: Any) -> None:
+    with pytest.raises(Misuse, match=r"127\.0\.0\.1.* does not tell which version") as caught:
+        asked(200, {"choices": [{"token_ids": [7], "weight_versions": told}]})
+    assert "VLLM_PLUGINS=thinwire" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"), [(404, "--enable-scale-out"), (401, "token="), (400, "")]
+)
+def test_a_server_that_takes_no_requests(status: int, hint: str) -> None:
+    with pytest.raises(Misuse, match=f"{status} .*why not") as caught:
+        asked(status, {"error": "why not"})
+    assert hint in caught.value.hint
+    assert bool(hint) == bool(caught.value.hint)

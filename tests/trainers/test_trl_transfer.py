@@ -200,19 +200,46 @@ def test_servers_are_told_after_the_commit_only(bucket: Path, servers: list[Repl
 def test_servers_that_start_later_are_waited_for(
     tmp_path: Path, bucket: Path, servers: list[ReplicaServer]
 ) -> None:
+    """Both: the second one for as long as patience lasts, once the first one is there."""
     for server in servers:
         server.stop()
-    starting = threading.Timer(1.0, servers[0].start)
-    starting.start()
-    transfer = DeltaWeightTransfer(bucket, servers=urls(servers))
+    starting = [
+        threading.Timer(seconds, server.start) for seconds, server in zip((1.0, 2.5), servers)
+    ]
+    transfer = DeltaWeightTransfer(bucket, servers=urls(servers), patience=6.0)
     with transferring(transfer):
         began = time.monotonic()
+        for timer in starting:
+            timer.start()
         sync(transfer, tiny_model())
-        assert 0.9 < time.monotonic() - began < 15
-        assert servers[0].version == 0
+        assert 2.4 < time.monotonic() - began < 15
+        assert [server.version for server in servers] == [0, 0]
+        assert [state.left_out for state in transfer.servers] == [False, False]
+    for timer in starting:
+        timer.join()
+
+
+def test_patience_with_a_server_that_starts_begins_with_the_first_one(
+    bucket: Path, servers: list[ReplicaServer]
+) -> None:
+    model = tiny_model()
+    for server in servers:
+        server.stop()
+    starting = threading.Timer(1.5, servers[0].start)
+    transfer = DeltaWeightTransfer(bucket, servers=urls(servers), patience=3.0)
+    with transferring(transfer):
+        began = time.monotonic()
+        starting.start()
+        sync(transfer, model)
+        assert 4.4 < time.monotonic() - began < 30
         assert [state.left_out for state in transfer.servers] == [False, True]
+        assert "refused" in transfer.servers[1].trouble
+        step(model)
+        began = time.monotonic()
+        sync(transfer, model)
+        assert time.monotonic() - began < 2.8  # only once
         servers[1].start()  # a late one comes by itself
-        eventually(lambda: servers[1].version == 0 and not transfer.servers[1].left_out)
+        eventually(lambda: servers[1].version == 1 and not transfer.servers[1].left_out)
     starting.join()
 
 
@@ -274,6 +301,28 @@ def test_servers_that_refuse(bucket: Path, servers: list[ReplicaServer]) -> None
     transfer = DeltaWeightTransfer(bucket, servers=urls(servers), patience=0.1)
     with transferring(transfer), pytest.raises(ServerRefused, match="another base"):
         sync(transfer, tiny_model())
+
+
+def test_servers_that_refused_a_version_are_asked_for_the_next(
+    bucket: Path, servers: list[ReplicaServer]
+) -> None:
+    model = tiny_model()
+    with Publisher(open_bucket(bucket), model, dtype="bf16") as publisher:
+        for _ in range(2):
+            step(model)
+            publisher.publish(model)
+    fleet = Fleet(urls(servers), retry=60.0)
+    for server in servers:
+        server.refuses = DigestMismatch("another base")
+    with pytest.raises(ServerRefused):
+        fleet.serve(1)
+    for server in servers:
+        server.refuses = None
+    began = time.monotonic()
+    assert fleet.serve(2)
+    assert time.monotonic() - began < 30  # no retry is waited for
+    eventually(lambda: sorted(fleet.live) == sorted(urls(servers)))
+    fleet.close()
 
 
 @pytest.mark.parametrize("wait", ["committed", "copied"])

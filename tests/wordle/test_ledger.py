@@ -12,7 +12,10 @@ SERVERS = {"http://a": "server-0", "http://b": "server-1"}
 
 
 def step(version: int, at: float, **logs: float) -> dict[str, Any]:
-    told = {"thinwire/version": version, "thinwire/payload_bytes": 100, **logs}
+    told = {
+        "thinwire/version": version, "thinwire/publishes": 1, "thinwire/payload_bytes": 100,
+        "thinwire/payload_bytes_total": 100, **logs,
+    }  # fmt: skip
     return {"event": "step", "step": version, "time": at, "logs": told}
 
 
@@ -70,18 +73,39 @@ def test_totals(ledger: Ledger) -> None:
     for version in range(1, 9):
         ledger.step(step(version, float(version), reward=0.1 * version, **{
             "thinwire/changed_share": 0.01, "sample/staleness_max": version % 3,
-            "tools/guess/failure_total": 2,
+            "tools/guess/failure_total": 2, "batch/samples_per_step": 15.9999996,
         }))  # fmt: skip
         ledger.arrived(arrival("http://a", version, 0.1), at=version + 0.5)
         ledger.arrived(arrival("http://b", version, 0.3), at=version + 0.5)
     ledger.games = [{"won": True, "guesses": ["a", "b"]}, {"won": False, "guesses": []}]
     t = totals(ledger)
-    assert (t["versions"], t["payload_bytes"], t["full_bytes"], t["ratio"]) == (8, 800, 8000, 10)
+    assert (t["versions"], t["publishes"], t["payload_bytes"]) == (9, 8, 800)
+    assert (t["full_bytes"], t["ratio"]) == (8000, 10)
     assert t["mean_changed_share"] == pytest.approx(0.01)
     assert (t["mean_pause_s"], t["max_pause_s"]) == (pytest.approx(0.2), 0.3)
     assert (t["max_staleness"], t["tool_failures"]) == (2, 16)
     assert (t["reward_first"], t["reward_last"]) == (pytest.approx(0.15), pytest.approx(0.75))
     assert (t["games"], t["won"], t["guesses"]) == (2, 1, 2)
+    assert (t["trained"], t["dropped"]) == (128, 0)
+
+
+def test_totals_across_a_restart_of_the_trainer(ledger: Ledger) -> None:
+    """A version that was lost before it was told of, one that takes over, two in a record."""
+    ledger.step(step(1, 1.0, **{"thinwire/changed_share": 0.05}))
+    for version, paused in ((1, 0.1), (2, 0.9), (3, None), (4, 0.2), (5, 0.4)):
+        ledger.arrived(arrival("http://a", version, paused), at=version + 0.5)
+    ledger.step(step(5, 5.0, **{
+        "thinwire/publishes": 2, "thinwire/payload_bytes": 40, "thinwire/payload_bytes_total": 80,
+        "thinwire/changed_share": 0.02, "sample/dropped_stale_total": 3.0,
+    }))  # fmt: skip
+    t = totals(ledger)
+    assert (t["versions"], t["publishes"]) == (6, 3)
+    assert (t["payload_bytes"], t["full_bytes"]) == (180, 3000)
+    assert t["mean_changed_share"] == pytest.approx(0.03)
+    assert (t["mean_pause_s"], t["max_pause_s"]) == (pytest.approx(0.4), 0.9)
+    assert t["dropped"] == 3
+    ledger.step({"event": "end", "step": 5, "time": 9.0, "version": 6})
+    assert totals(ledger)["versions"] == 7  # published at the end, without a step
 
 
 def test_totals_of_nothing(ledger: Ledger) -> None:
@@ -92,36 +116,45 @@ def test_totals_of_nothing(ledger: Ledger) -> None:
 
 def test_what_was_not_published_does_not_dilute_the_mean(ledger: Ledger) -> None:
     ledger.step(step(1, 1.0, **{"thinwire/changed_share": 0.02}))
-    ledger.step(step(2, 2.0))
+    ledger.step(step(2, 2.0, **{"thinwire/publishes": 0}))
     assert totals(ledger)["mean_changed_share"] == 0.02
 
 
-def test_speed_near_moves_and_otherwise(ledger: Ledger) -> None:
-    """Each server at its own moments, however long a version took; loading one is no move."""
+def test_speed_before_and_after_moves(ledger: Ledger) -> None:
+    """Each server at its own moments, also at a version without a row; loading one is no move."""
     ledger.step(step(1, 10.0))
-    ledger.step(step(2, 20.0))
-    ledger.arrived(arrival("http://a", 1), at=12.0)
-    ledger.arrived(arrival("http://b", 1), at=18.0)
-    ledger.arrived(arrival("http://a", 2, None), at=29.0)
-    ledger.arrived(arrival("http://b", 2, None), at=30.0)
+    for url, version, paused, at in (
+        ("http://a", 1, 0.1, 12), ("http://b", 1, 0.1, 18), ("http://a", 2, 0.1, 22),
+        ("http://b", 2, None, 30),
+    ):  # fmt: skip
+        ledger.arrived(arrival(url, version, paused), at=at)
     tokens = dict.fromkeys(SERVERS.values(), 0.0)
     for half in range(81):
         at = half / 2
-        for name, moved in (("server-0", 12), ("server-1", 18)):
+        for name, moved in (("server-0", (12, 22)), ("server-1", (18,))):
             if 10 < at <= 30:  # before and after, nothing is generated
-                tokens[name] += 5 if moved - 1 < at <= moved + 1 else 20
+                tokens[name] += 5 if any(m - 1 < at <= m for m in moved) else 20
             ledger.samples.append(Sample(at, name, tokens[name]))
     t = totals(ledger)
-    assert (t["tokens_per_s_syncing"], t["tokens_per_s"]) == (20, 80)
+    assert (t["tokens_per_s_before"], t["tokens_per_s_after"]) == (10, 40)
+    assert t["tokens_per_s"] == pytest.approx(80 - 3 * 30 / 20)
+
+
+def test_a_server_that_is_down_generates_nothing(ledger: Ledger) -> None:
+    ledger.step(step(1, 0.0))
+    ledger.arrived(arrival("http://a", 1, None), at=10.0)
+    for at in range(12):
+        ledger.samples.append(Sample(at, "server-0", 400.0 * at))
+    assert totals(ledger)["tokens_per_s"] == 400
 
 
 def test_a_restart_is_no_negative_speed(ledger: Ledger) -> None:
     ledger.step(step(1, 0.0))
-    ledger.arrived(arrival("http://a", 1, None), at=9.0)
+    ledger.arrived(arrival("http://a", 1, None), at=7.0)
     for at, tokens in ((0, 0), (1, 50), (2, 100), (6, 0), (7, 50)):
         ledger.samples.append(Sample(at, "server-0", tokens))
         ledger.samples.append(Sample(at, "server-1", 50 * at))
-    assert totals(ledger)["tokens_per_s"] == 100
+    assert totals(ledger)["tokens_per_s"] == pytest.approx((150 + 350) / 7)
 
 
 def test_tokens_are_shared_out_between_edges() -> None:

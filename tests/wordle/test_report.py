@@ -44,7 +44,10 @@ def add_version(ledger: Ledger, version: int) -> None:
     at = BEGAN + 10 * version
     logs = {
         "thinwire/version": version,
+        "thinwire/publishes": 1,
         "thinwire/payload_bytes": 1000 * version,
+        "thinwire/payload_bytes_total": 1000 * version,
+        "thinwire/payload_bytes_max": 1000 * version,
         "thinwire/changed_share": 0.01 * version,
         "thinwire/diff_s": 0.01,
         "thinwire/encode_s": 0.02,
@@ -54,6 +57,8 @@ def add_version(ledger: Ledger, version: int) -> None:
         "entropy": 1.5,
         "sample/staleness_mean": 0.5,
         "sample/staleness_max": float(version % 3),
+        "batch/samples_per_step": 15.9999,
+        "sample/dropped_stale_total": 2.0,
         "tools/guess/call_total": 90.0,
         "tools/guess/failure_total": 1.0,
         "perf/rollout_wait_s": 4.0,
@@ -329,6 +334,8 @@ def test_the_documentation_is_rewritten(run: dict[str, Any], tmp_path: Path) -> 
     text = page.read_text()
     assert "\nold\n" not in text
     assert "| reward in the last quarter | 0.550 |" in text
+    assert "| versions published | 13 |" in text  # version 0 is one
+    assert "| games trained on | 192 |\n| games dropped as stale | 24 |" in text
     assert "| the run | 12 MB | 78 kB | 154 |" in text
     assert "| a version, largest | 1 MB | 12 kB | 83 |" in text
     assert re.findall(r"^\w$", text, re.M) == ["a", "b", "c"]
@@ -370,7 +377,9 @@ def test_lines_for_people(run: dict[str, Any]) -> None:
     assert "shipped 78 kB instead of 12 MB in full checkpoints: 154 times less" in said
     assert "40 games played, 8 won (20.0 %)" in said
     assert "15.0 ms per version, 20.0 ms at most" in said
-    assert "100 tokens per second within a second of moving to a version, 100 otherwise" in said
+    assert "192 games trained on, 24 dropped as stale" in said
+    assert "100 tokens per second of all servers; of a server 50 in the second before" in said
+    assert "pause included, 50 in the one after" in said
     assert "30 s until the first version, 120 s from there" in said
     assert said.endswith("\nbit-identical")
     assert "DIFFERENT" not in said

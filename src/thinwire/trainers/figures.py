@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from thinwire.receipt import PublishStats
@@ -29,18 +30,24 @@ class Figures:
     def take(self) -> dict[str, float]:
         """The entries for a log record; empty if nothing was published since the last one.
 
-        ``thinwire/version`` is the last version; all others are means over the publishes:
-        ``changed_share`` (0 to 1), ``payload_bytes``, and the seconds ``diff_s`` (for which the
-        trainer waited), ``encode_s``, ``upload_s`` and ``commit_s`` (in the background).
+        ``thinwire/version`` is the last version, ``publishes`` how many there were,
+        ``payload_bytes_total`` and ``payload_bytes_max`` the sum and the largest of their payloads.
+        All others are means over the publishes: ``changed_share`` (0 to 1), ``payload_bytes``, and
+        the seconds ``diff_s`` (for which the trainer waited), ``encode_s``, ``upload_s`` and
+        ``commit_s`` (in the background).
         """
         with self._lock:
             stats, self._stats = self._stats, []
             version = self._version
         if not stats:
             return {}
+        payloads = [s.payload_bytes for s in stats]
         entries = {
+            "publishes": len(stats),
             "changed_share": _mean([s.changed / max(1, s.elements) for s in stats]),
-            "payload_bytes": _mean([s.payload_bytes for s in stats]),
+            "payload_bytes": _mean(payloads),
+            "payload_bytes_total": sum(payloads),
+            "payload_bytes_max": max(payloads),
             **{name: _mean([getattr(s, name) for s in stats]) for name in _SECONDS},
         }
         return {"thinwire/version": version} | {f"thinwire/{k}": v for k, v in entries.items()}
@@ -56,5 +63,5 @@ class Figures:
         trainer.log = log_with_figures
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

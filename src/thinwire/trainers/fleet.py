@@ -1,8 +1,9 @@
 """Several servers that are told of versions: the ready ones are waited for, the others come back.
 
 One thread per server asks it to move to the newest version, again and again until it has. Whoever
-waits for a version waits for the servers that keep up: one that cannot be reached, or takes too
-long, is left out until it has caught up by itself. At least one has to be there.
+waits for a version waits for the servers that keep up: one that is gone, refuses, or takes too long
+is left out until it has caught up by itself. One that has not served anything yet may be starting:
+it is waited for as well, until it takes too long. At least one has to be there.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Fleet:
     Args:
         urls: of the servers, see :class:`~thinwire.engines.client.UpdateClient`.
         timeout: seconds to wait for the first server to serve a version.
-        patience: seconds to wait for the others, once one serves it.
-        retry: seconds between two requests to a server that does not answer.
+        patience: seconds to wait for the others, once one serves it; also for those that cannot
+            be reached yet, if they have never served anything.
+        retry: seconds between two requests to a server that does not answer, for one version.
         token: sent to every server as a bearer token, if given.
 
     Raises:
@@ -86,15 +88,18 @@ class Fleet:
 
     @property
     def live(self) -> tuple[str, ...]:
-        """URLs of the servers that are not left out."""
-        return tuple(state.url for state in self.states if not state.left_out)
+        """URLs of the servers that serve something and are not left out."""
+        return tuple(s.url for s in self.states if s.version is not None and not s.left_out)
 
     def announce(self, version: int) -> None:
         """Have every server move to the version, without waiting for any."""
         with self._changed:
             if self._closed:
                 raise Misuse("the fleet is closed")
-            self._target = max(self._target, version)
+            if version > self._target:
+                self._target = version
+                for server in self._servers:
+                    server.refused = False  # that was another version
             self._changed.notify_all()
             if not self._threads:
                 self._threads = [
@@ -118,21 +123,25 @@ class Fleet:
         """
         self.announce(version)
         began = time.monotonic()
+        until = began + self._timeout
+        one_there = False
         with self._changed:
             while True:
                 there = [s for s in self._servers if s.serves(version)]
                 waiting = [s for s in self._servers if not s.serves(version) and not s.left_out]
-                passed = time.monotonic() - began
-                if there and (not waiting or passed >= self._patience):
+                now = time.monotonic()
+                if there and not one_there:
+                    one_there, until = True, now + self._patience
+                if there and (not waiting or now >= until):
                     for server in waiting:
-                        server.leave_out(f"not at version {version} after {passed:.0f} s")
+                        passed = f"not at version {version} after {now - began:.0f} s"
+                        server.leave_out(server.trouble or passed)
                     return tuple(s.client.url for s in there)
-                if not there and passed >= self._timeout:
+                if not there and now >= until:
                     raise ServersBehind(f"no server is at version {version}: {self._troubles()}")
                 if all(s.refused for s in self._servers):
                     raise ServerRefused(f"no server takes version {version}: {self._troubles()}")
-                limit = self._patience if there else self._timeout
-                self._changed.wait(limit - passed)
+                self._changed.wait(until - now)
 
     def close(self) -> None:
         """Ask the servers that are behind once more, and wait ``patience`` seconds for answers."""
@@ -154,15 +163,20 @@ class Fleet:
                 version = server.client.update(target)
             except ThinwireError as error:
                 with self._changed:
-                    server.leave_out(str(error), refused=isinstance(error, ServerRefused))
+                    refused = isinstance(error, ServerRefused)
+                    server.fail(str(error), refused=refused and target == self._target)
                     self._changed.notify_all()
                     if self._closed:
                         return
-                    self._changed.wait_for(lambda: self._closed, self._retry)
+                    self._rest(target)
                 continue
             with self._changed:
                 server.arrive(version, caught_up=version >= self._target)
                 self._changed.notify_all()
+
+    def _rest(self, target: int) -> None:
+        """Until the target is to be tried again, or is another."""
+        self._changed.wait_for(lambda: self._closed or self._target > target, self._retry)
 
     def _next(self, server: _Server) -> int | None:
         """The version that the server lacks, once there is one; None if none will come."""
@@ -182,8 +196,13 @@ class _Server:
     def serves(self, version: int) -> bool:
         return self.version is not None and self.version >= version
 
-    def leave_out(self, trouble: str, *, refused: bool = False) -> None:
-        self.left_out, self.refused, self.trouble = True, refused, trouble
+    def leave_out(self, trouble: str) -> None:
+        self.left_out, self.trouble = True, trouble
+
+    def fail(self, trouble: str, *, refused: bool) -> None:
+        self.refused, self.trouble = refused, trouble
+        if refused or self.version is not None:  # else it may be starting
+            self.left_out = True
 
     def arrive(self, version: int, *, caught_up: bool) -> None:
         self.version, self.refused = version, False

@@ -48,8 +48,8 @@ class DeltaWeightTransfer:
             TRL counts a version as live once the sync returns: the earlier that is, the more
             completions are from older weights than TRL takes them to be.
         timeout: seconds to wait for the first server to serve a version.
-        patience: seconds to wait for the other servers after that; then they are left out until
-            they have caught up.
+        patience: seconds to wait for the other servers after that, also for those that are still
+            starting; then they are left out until they have caught up.
         token: sent to the servers as a bearer token, if given.
         dtype: serving dtype of a new run, as for :class:`~thinwire.publisher.Publisher`.
         assets: folder whose config and tokenizer files travel with version 0; servers that load
