@@ -11,10 +11,9 @@ vLLM's own checksums, have to be the same. The exit status is 4 if they are not.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,17 +21,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.demo.processes import Interrupted, interruptible
+from thinwire.errors import Misuse
 from thinwire.machine import machine
 from wordle.children import Child, ChildEnded, Children
 from wordle.control_docs import tables
 from wordle.control_verdict import Way, judge
 from wordle.launch import ENVIRONMENT, SERVERS, TRAINER, Launch, Pythons, warmup_child
 from wordle.recipe import FULL, QUICK, Recipe
+from wordle.run_folder import drop, fresh, locked
 from wordle.watch import Tail
 
 __all__ = ["main"]
 
-_NOT_IDENTICAL = 4
+_USAGE, _NOT_IDENTICAL = 2, 4
 _LR = 1e-6
 _STEPS = 8
 
@@ -40,19 +42,27 @@ _STEPS = 8
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all of it."""
     given = _parser().parse_args(argv)
+    report: Path = given.report.resolve()
     try:
-        pythons = Pythons.found()
-    except FileNotFoundError as error:
-        print(f"wordle control: {error}", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+        with interruptible(), contextlib.ExitStack() as held:
+            try:
+                pythons = Pythons.found()
+                held.enter_context(locked(report))
+                fresh(report / "work")
+            except (Misuse, OSError) as error:
+                print(f"wordle control: {error}", file=sys.stderr)
+                return _USAGE
+            return _attempt(given, pythons, report)
+    except Interrupted as signal:
+        print(f"wordle control: stopped by {signal}; all processes have ended", file=sys.stderr)
+        return 128 + signal.signum
+
+
+def _attempt(given: argparse.Namespace, pythons: Pythons, report: Path) -> int:
     recipe = QUICK if given.quick else FULL
     training = replace(recipe.training, steps=given.steps, lr=given.lr, save_every=given.steps + 1)
     recipe = replace(recipe, training=training)
-    report: Path = given.report.resolve()
     work = report / "work"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     checkpoint = (given.models or report.parent / "wordle-models").resolve() / recipe.model.key
     rollouts = given.rollouts.resolve() if given.rollouts else report / "rollouts.jsonl"
     warmup = _warm_up(report / "logs", pythons, recipe, checkpoint)
@@ -79,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (report / "control.md").write_text(made + "\n")
     print(made)
     if not given.keep:
-        shutil.rmtree(work, ignore_errors=True)
+        drop(work)
     return 0 if document["verdict"]["identical"] else _NOT_IDENTICAL
 
 
@@ -145,7 +155,7 @@ def _without_sums(sync: Mapping[str, Any]) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m wordle.control", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--quick", action="store_true", help="a smaller model")
+    parser.add_argument("--quick", action="store_true", help="smaller batches")
     parser.add_argument("--steps", type=int, default=_STEPS, help=f"optimizer steps ({_STEPS})")
     parser.add_argument("--lr", type=float, default=_LR, help=f"learning rate ({_LR:g})")
     parser.add_argument("--report", type=Path, default=Path("wordle-control"), help="folder")
@@ -153,10 +163,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rollouts", type=Path, help="a record to train on; none is made")
     parser.add_argument("--keep", action="store_true", help="keep buckets and checkpoints")
     return parser
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def _introduce(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m wordle.run", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--quick", action="store_true", help="a smaller model, a few steps")
+    parser.add_argument("--quick", action="store_true", help="ten steps of smaller batches")
     parser.add_argument("--steps", type=_count, help="optimizer steps")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="of the trainer and the games")
