@@ -233,8 +233,8 @@ def test_every_is_checked(bucket: Path, every: int) -> None:
 
 
 def test_a_busy_publisher_is_skipped_but_not_at_the_end(tmp_path: Path, bucket: Path) -> None:
-    slow = FaultyBucket(open_bucket(bucket)).delay(1.0, "create", "deltas/*")
-    slow.delay(1.0, "put", "deltas/*")
+    slow = FaultyBucket(open_bucket(bucket)).delay(2.5, "create", "deltas/*")
+    slow.delay(2.5, "put", "deltas/*")
     recorder = Recorder()
     trainer = make_trainer(tmp_path, recorder, PublishCallback(slow, busy="skip"), max_steps=6)
     trainer.train()

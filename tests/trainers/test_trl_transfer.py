@@ -270,7 +270,7 @@ def test_a_lagging_server_is_left_out_and_comes_back(
     bucket: Path, servers: list[ReplicaServer]
 ) -> None:
     model = tiny_model()
-    transfer = DeltaWeightTransfer(bucket, servers=urls(servers), patience=0.3)
+    transfer = DeltaWeightTransfer(bucket, servers=urls(servers), patience=2.0)
     with transferring(transfer):
         sync(transfer, model)
         servers[0].open.clear()
@@ -280,7 +280,7 @@ def test_a_lagging_server_is_left_out_and_comes_back(
         began = time.monotonic()
         step(model)
         sync(transfer, model)
-        assert time.monotonic() - began < 0.3
+        assert time.monotonic() - began < 2.0
         servers[0].open.set()
         eventually(lambda: not transfer.servers[0].left_out)
         assert servers[0].version == 2
