@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from wordle.run_folder import drop, empty_bucket, fresh, locked, replace_text
 from wordle.run_loop import NAMES, Run, seconds
 from wordle.view import Display
 
-__all__ = ["main"]
+__all__ = ["main", "troubles"]
 
 _FAILED, _USAGE, _NOT_IDENTICAL = 1, 2, 4
 _WARM_UP = "warm-up"
@@ -139,7 +139,23 @@ def _attempt(plan: Plan, bucket: str) -> int:
         drop(plan.work)
     for line in (*summary_lines(run), f"report: {plan.report / 'index.html'}"):
         print(line)
-    return 0 if run["proof"]["bit_identical"] else _NOT_IDENTICAL
+    if not run["proof"]["bit_identical"]:
+        return _NOT_IDENTICAL
+    wrong = troubles(run)
+    for line in wrong:
+        print(f"wordle: {line}", file=sys.stderr)
+    return _FAILED if wrong else 0
+
+
+def troubles(run: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a run whose weights are right."""
+    t, limit = run["totals"], run["recipe"]["training"]["max_staleness"]
+    found = []
+    if t["tool_failures"]:
+        found.append(f"{t['tool_failures']:.0f} tool calls failed; see the trainer's log")
+    if t["max_staleness"] > limit:
+        found.append(f"games were {t['max_staleness']:.0f} versions behind, more than {limit}")
+    return found
 
 
 def _go(plan: Plan, bucket: str, run: dict[str, Any]) -> None:

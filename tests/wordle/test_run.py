@@ -26,6 +26,7 @@ from wordle.kills import Kill
 from wordle.launch import SERVERS
 from wordle.ledger import Ledger
 from wordle.recipe import QUICK
+from wordle.run import troubles
 from wordle.run_folder import drop, empty_bucket, fresh, locked, replace_text
 from wordle.run_loop import Run, seconds
 from wordle.settings import Settings
@@ -408,3 +409,15 @@ def test_a_training_that_was_over_is_published_and_not_gone_on_with(
         assert (end["event"], end["version"]) == ("end", version)
         with open_bucket(bucket) as store:
             assert Chain(store).read(version).digest == end["state_digest"]
+
+
+@pytest.mark.parametrize(
+    ("failures", "behind", "told"),
+    [(0.0, 4.0, 0), (1.0, 4.0, 1), (0.0, 5.0, 1), (2.0, 9.0, 2)],
+)
+def test_failed_tools_and_stale_games_are_told(failures: float, behind: float, told: int) -> None:
+    document = {
+        "totals": {"tool_failures": failures, "max_staleness": behind},
+        "recipe": {"training": {"max_staleness": 4}},
+    }
+    assert len(troubles(document)) == told
