@@ -413,11 +413,11 @@ def test_a_training_that_was_over_is_published_and_not_gone_on_with(
 
 @pytest.mark.parametrize(
     ("failures", "behind", "told"),
-    [(0.0, 4.0, 0), (1.0, 4.0, 1), (0.0, 5.0, 1), (2.0, 9.0, 2)],
+    [(0.0, 4.0, 0), (5.0, 4.0, 0), (6.0, 4.0, 1), (0.0, 5.0, 1), (90.0, 9.0, 2)],
 )
 def test_failed_tools_and_stale_games_are_told(failures: float, behind: float, told: int) -> None:
     document = {
-        "totals": {"tool_failures": failures, "max_staleness": behind},
+        "totals": {"tool_failures": failures, "guesses": 500, "max_staleness": behind},
         "recipe": {"training": {"max_staleness": 4}},
     }
     assert len(troubles(document)) == told
