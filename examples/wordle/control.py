@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from thinwire.machine import machine
 from wordle.children import Child, ChildEnded, Children
 from wordle.control_docs import tables
 from wordle.control_verdict import Way, judge
-from wordle.launch import ENVIRONMENT, SERVERS, TRAINER, Launch, Pythons, warmup_child
+from wordle.launch import ENVIRONMENT, SERVERS, TRAINER, Launch, Pythons, warmed_up
 from wordle.recipe import FULL, QUICK, Recipe
 from wordle.run_folder import drop, fresh, locked
 from wordle.watch import Tail
@@ -65,7 +64,8 @@ def _attempt(given: argparse.Namespace, pythons: Pythons, report: Path) -> int:
     work = report / "work"
     checkpoint = (given.models or report.parent / "wordle-models").resolve() / recipe.model.key
     rollouts = given.rollouts.resolve() if given.rollouts else report / "rollouts.jsonl"
-    warmup = _warm_up(report / "logs", pythons, recipe, checkpoint)
+    with Children(report / "logs") as children:
+        warmup = warmed_up(children, pythons, recipe, checkpoint)
     seconds: dict[str, float] = {}
     ways: dict[str, Way] = {}
     for way in ("delta", "full") if given.rollouts else ("record", "delta", "full"):
@@ -91,16 +91,6 @@ def _attempt(given: argparse.Namespace, pythons: Pythons, report: Path) -> int:
     if not given.keep:
         drop(work)
     return 0 if document["verdict"]["identical"] else _NOT_IDENTICAL
-
-
-def _warm_up(logs: Path, pythons: Pythons, recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
-    figures = checkpoint / "warmup.json"
-    if not figures.is_file():
-        print(f"warming up {recipe.name}'s model into {checkpoint}", file=sys.stderr)
-        with Children(logs) as children:
-            children.run(warmup_child(pythons, recipe, checkpoint, os.environ))
-    found: dict[str, Any] = json.loads(figures.read_text())
-    return found
 
 
 def _train(

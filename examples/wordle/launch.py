@@ -10,18 +10,27 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from wordle.children import HOST, Child, free_ports
+from wordle.children import HOST, Child, Children, free_ports
 from wordle.recipe import Recipe
 from wordle.settings import Settings
 
-__all__ = ["ENVIRONMENT", "FOLLOWER", "SERVERS", "TRAINER", "Launch", "Pythons"]
+__all__ = [
+    "ENVIRONMENT",
+    "FOLLOWER",
+    "SERVERS",
+    "TRAINER",
+    "WARM_UP",
+    "Launch",
+    "Pythons",
+    "warmed_up",
+]
 
 SERVERS = ("server-0", "server-1")
-TRAINER, FOLLOWER, ENVIRONMENT = "trainer", "follower", "environment"
+TRAINER, FOLLOWER, ENVIRONMENT, WARM_UP = "trainer", "follower", "environment", "warm-up"
 _EXAMPLES = Path(__file__).resolve().parents[1]
 _MOST_TOKENS = 1024
 _SEQUENCES = 16
@@ -210,10 +219,23 @@ class Launch:
         }
 
 
-def warmup_child(pythons: Pythons, recipe: Recipe, folder: Path, env: Mapping[str, str]) -> Child:
-    """The warm-up of the recipe's model, into a folder."""
+def warmed_up(children: Children, pythons: Pythons, recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """The figures of the recipe's model, see :mod:`wordle.warmup`; made once per folder.
+
+    Raises:
+        ChildEnded: it was not learned.
+    """
+    figures = folder / "warmup.json"
+    if not figures.is_file():
+        print(f"warming up {recipe.name}'s model into {folder}", file=sys.stderr)
+        children.run(_warm_up(pythons, recipe, folder))
+    found: dict[str, Any] = json.loads(figures.read_text())
+    return found
+
+
+def _warm_up(pythons: Pythons, recipe: Recipe, folder: Path) -> Child:
     return Child(
-        "warm-up",
+        WARM_UP,
         [pythons.trainer, "-m", "wordle.warmup", folder, json.dumps(vars(recipe.model))],
-        {**env, "PYTHONPATH": str(_EXAMPLES), "OMP_NUM_THREADS": str(os.cpu_count() or 1)},
+        {**os.environ, "PYTHONPATH": str(_EXAMPLES), "OMP_NUM_THREADS": str(os.cpu_count() or 1)},
     )

@@ -25,15 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.demo.processes import Interrupted, interruptible
+from thinwire.demo.shared import empty_bucket
 from thinwire.errors import ThinwireError
 from wordle.children import Children
 from wordle.kills import Kill, parse_kill
-from wordle.launch import SERVERS, Launch, Pythons, warmup_child
+from wordle.launch import SERVERS, WARM_UP, Launch, Pythons, warmed_up
 from wordle.ledger import Ledger, totals
 from wordle.proof import prove
 from wordle.recipe import FULL, QUICK, Recipe
 from wordle.report import render, summary_lines
-from wordle.run_folder import drop, empty_bucket, fresh, locked, replace_text
+from wordle.run_folder import drop, fresh, locked, replace_text
 from wordle.run_loop import NAMES, Run, seconds
 from wordle.view import Display
 
@@ -41,7 +42,6 @@ __all__ = ["main", "troubles"]
 
 _FAILED, _USAGE, _NOT_IDENTICAL = 1, 2, 4
 _FEW_FAILURES = 0.01
-_WARM_UP = "warm-up"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Plan:
     @property
     def written(self) -> list[Path]:
         """Files that an earlier run may have left."""
-        logs = [self.report / "logs" / f"{name}.log" for name in (*NAMES, _WARM_UP, "run")]
+        logs = [self.report / "logs" / f"{name}.log" for name in (*NAMES, WARM_UP, "run")]
         return [self.report / "run.json", self.report / "index.html", *logs]
 
 
@@ -165,7 +165,7 @@ def _go(plan: Plan, bucket: str, run: dict[str, Any]) -> None:
     recipe, checkpoint = plan.recipe, plan.models / plan.recipe.model.key
     with Children(plan.report / "logs") as children:
         run["releases"] = plan.pythons.releases()
-        run["warmup"] = warmup = _warm_up(children, plan.pythons, recipe, checkpoint)
+        run["warmup"] = warmup = warmed_up(children, plan.pythons, recipe, checkpoint)
         launch = Launch(
             plan.pythons, recipe, bucket, plan.work, checkpoint, cores=run["cores"], seed=plan.seed
         )
@@ -181,19 +181,6 @@ def _go(plan: Plan, bucket: str, run: dict[str, Any]) -> None:
                 run["proof"] = prove(ledger.end or {}, bucket, launch.urls, mirrors, display.say)
             finally:
                 run.update(ledger.to_json(), totals=totals(ledger), seconds=seconds(ledger, began))
-
-
-def _warm_up(
-    children: Children, pythons: Pythons, recipe: Recipe, checkpoint: Path
-) -> dict[str, Any]:
-    """The warmed-up model's figures; made once per recipe."""
-    figures = checkpoint / "warmup.json"
-    if not figures.is_file():
-        child = warmup_child(pythons, recipe, checkpoint, os.environ)
-        print(f"warming up {recipe.name}'s model into {checkpoint}", file=sys.stderr)
-        children.run(child)
-    found: dict[str, Any] = json.loads(figures.read_text())
-    return found
 
 
 def _introduce(

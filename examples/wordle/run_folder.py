@@ -9,12 +9,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from thinwire import open_bucket
-from thinwire.bucket import LocalBucket, MemoryBucket, innermost
-from thinwire.chain import Chain
-from thinwire.errors import BucketNotFound, Misuse, RunExists, RunNotFound
+from thinwire.errors import Misuse
 
-__all__ = ["drop", "empty_bucket", "fresh", "locked", "replace_text"]
+__all__ = ["drop", "fresh", "locked", "replace_text"]
 
 _MARKER = ".made-by-wordle"
 
@@ -63,27 +60,6 @@ def drop(folder: Path) -> None:
     _empty(folder)
     (folder / _MARKER).unlink()
     folder.rmdir()
-
-
-def empty_bucket(url: str) -> str:
-    """The full URL of a bucket that holds no run yet; a folder is made.
-
-    Raises:
-        Misuse: it holds one, or processes cannot share it.
-        Bucket errors: it cannot be reached.
-    """
-    with open_bucket(url) as store:
-        kept = innermost(store)
-        if isinstance(kept, MemoryBucket):
-            raise Misuse("processes cannot share a memory:// bucket", hint="pass a folder or a URL")
-        if isinstance(kept, LocalBucket):
-            kept.root.mkdir(parents=True, exist_ok=True)
-        # a Hub bucket is made by the trainer's first write, any other has to be there
-        made_by_writing = (BucketNotFound,) if store.url.startswith("hf://") else ()
-        with contextlib.suppress(RunNotFound, *made_by_writing):
-            Chain(store).read_run()
-            raise RunExists(f"{store.url} already holds a run", hint="pass an empty prefix")
-        return store.url
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -131,7 +131,7 @@ def serving(
     process = ServerProcess(
         [
             sys.executable,
-            Path(__file__).with_name("_server.py"),
+            Path(__file__).parents[2] / "examples" / "wordle" / "vllm_server.py",
             *("serve", str(model), "--host", HOST, "--port", str(port)),
             *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "256"),
             *("--max-num-seqs", "4", "--gpu-memory-utilization", "0.1", "--seed", "0"),

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from thinwire import Publisher, open_bucket
+from thinwire.demo.shared import empty_bucket
 from thinwire.engines.client import UpdateClient
 from thinwire.errors import Misuse, RunExists
 from wordle.children import Child, Children, free_ports
@@ -27,7 +28,7 @@ from wordle.launch import SERVERS
 from wordle.ledger import Ledger
 from wordle.recipe import QUICK
 from wordle.run import troubles
-from wordle.run_folder import drop, empty_bucket, fresh, locked, replace_text
+from wordle.run_folder import drop, fresh, locked, replace_text
 from wordle.run_loop import Run, seconds
 from wordle.settings import Settings
 from wordle.view import Display

